@@ -1,0 +1,74 @@
+# `make` lists what there is to do. Every target sets itself up first, in .venv; CI calls only these.
+
+PYTHON ?= $(shell for p in python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+UV ?= $(shell command -v uv)
+OPS ?= 100000
+SEED ?= 1
+JOBS ?= auto
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# uv does not read pip's settings: where pip is told where to look, pip installs.
+PIP_SETTINGS := $(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL)$(PIP_NO_INDEX)$(PIP_CONFIG_FILE)
+ifeq ($(if $(PIP_SETTINGS),,$(UV)),)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+else
+INSTALL := $(UV) pip install --quiet --python $(BIN)/python
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-fast lint types format sim bench-engine requirements clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## see a queue at work, in a minute
+	$(BIN)/python -m millpond.demo
+
+test: lint types ## everything that CI checks: lint, types, all tests, the simulator in its CI size
+	$(BIN)/python -m pytest -n $(JOBS)
+
+test-fast: $(READY) ## the tests that are not slow, in under 90 seconds
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+lint: $(READY) ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(READY) ## mypy, strict
+	$(BIN)/mypy
+
+format: $(READY) ## let ruff format and mend what it can
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+sim: $(READY) ## the simulator: make sim OPS=100000 SEED=1
+	$(BIN)/python -m tests.sim.run --ops $(OPS) --seed $(SEED)
+
+bench-engine: $(READY) ## measure the engine on this machine
+	$(BIN)/python -m benchmarks.run
+
+requirements: ## pin the dependencies of pyproject.toml again; UPGRADE=--upgrade for newer ones (needs uv)
+	$(if $(UV),,$(error make requirements needs uv; install it or name it with UV=/path/to/uv))
+	$(COMPILE) pyproject.toml --output-file requirements/core.txt
+	$(COMPILE) pyproject.toml --extra dev --constraint requirements/core.txt --output-file requirements/dev.txt
+
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--custom-compile-command "make requirements" $(UPGRADE)
+
+clean: ## remove .venv, caches and builds
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Hash-checked dependencies, then the project itself, editable. Needs the network only for what is not there yet.
+$(READY): requirements/dev.txt pyproject.toml
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "millpond needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --require-hashes -r requirements/dev.txt
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,54 @@
+"""The one place that reads the time. Instants are whole milliseconds since 1970, UTC."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _elapsed_ms() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+class Clock:
+    """Follows the wall clock forwards and never goes back.
+
+    When the wall clock steps back, time goes on at the pace of the elapsed-time clock, so that leases still
+    expire. `at_least` lifts it to a persisted high-water mark, so that a restart does not go back either.
+    """
+
+    def __init__(self, wall: Callable[[], int] = _wall_ms, elapsed: Callable[[], int] = _elapsed_ms) -> None:
+        self._wall = wall
+        self._elapsed = elapsed
+        self._last = wall()
+        self._last_elapsed = elapsed()
+
+    def now(self) -> int:
+        elapsed = self._elapsed()
+        passed = self._last + elapsed - self._last_elapsed
+        self._last_elapsed = elapsed
+        self._last = max(passed, self._wall())
+        return self._last
+
+    def at_least(self, instant: int) -> None:
+        self._last = max(self._last, instant)
+
+
+class ManualClock(Clock):
+    """A clock that tests move by hand: `advance` lets time pass, `step` changes only the wall clock."""
+
+    def __init__(self, now: int = 1_700_000_000_000) -> None:
+        self._wall_now = now
+        self._elapsed_now = 0
+        super().__init__(lambda: self._wall_now, lambda: self._elapsed_now)
+
+    def advance(self, ms: int) -> None:
+        self._wall_now += ms
+        self._elapsed_now += ms
+
+    def step(self, ms: int) -> None:
+        self._wall_now += ms

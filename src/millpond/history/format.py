@@ -1,0 +1,164 @@
+"""The journal's format: what a turn did, as recovery replays it and as history reads it.
+
+A journal row is MessagePack: `[version, next_number, events]`. An event is an array whose first element is
+its kind; the rest are the arguments of the partition's transition of that name. Items go by number; a turn's
+number is also the grant number of the leases made in it; a *run* is one int, `first << 20 | count - 1`. Old
+versions stay readable for ever: a change of shape adds a version here and an `upgrade` beside it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+JOURNAL_VERSION = 1
+RUN_BITS = 20
+RUN_MAX = 1 << RUN_BITS
+NUMBER_MAX = 1 << 44  # with a run's 20 bits it fills a 64-bit int
+
+
+class Event(enum.IntEnum):
+    """Kinds of events; each is the name, in lower case, of a transition of `queue.partition.Partition`."""
+
+    PRODUCED = 1
+    LEASED = 2
+    COMPLETED = 3
+    RETRIED = 4
+    LEASE_EXPIRED = 5
+    RELEASED = 6
+    EXTENDED = 7
+    STATE_WRITTEN = 8
+    DUE = 9
+    DIED = 10
+    CANCELLED = 11
+    CANCEL_ASKED = 12
+    CLEARED = 13
+    REPLACED = 14
+    REDRIVEN = 15
+    PURGED = 16
+    MOVING = 17
+    MOVED = 18
+    FORGOTTEN = 19
+    FORGOT = 20
+    KEPT = 21
+
+
+class Source(msgspec.Struct, array_like=True, gc=False):
+    """Whence a transferred item came, why it died there, and what it needs to go back as it was."""
+
+    queue: str
+    id: str
+    attempts: int
+    reason: str | None
+    key: str | None = None
+    max_attempts: int = -1
+
+
+class Record(msgspec.Struct, array_like=True, gc=False):
+    """An item as it was produced, for ever unchanged. One with nothing but a payload is stored as bare bytes.
+
+    `expire_deadline` 0 means the chunk's, `enqueue_at` 0 at once, `max_attempts` -1 the queue's.
+    """
+
+    payload: bytes = b""
+    id: str | None = None
+    key: str | None = None
+    kind: str = ""
+    encoding: str = ""
+    reference: str = ""
+    priority: int = 0
+    enqueue_at: int = 0
+    max_attempts: int = -1
+    expire_deadline: int = 0
+    correlation_id: str | None = None
+    source: Source | None = None
+
+
+class JournalEntry(msgspec.Struct, array_like=True):
+    version: int
+    next_number: int
+    events: list[list[Any]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(JournalEntry).decode
+_decode_records = msgspec.msgpack.Decoder(list[bytes | Record | None]).decode
+_decode_meta = msgspec.msgpack.Decoder(list[Record | None]).decode
+
+
+def encode_entry(next_number: int, events: list[Any]) -> bytes:
+    return _encode((JOURNAL_VERSION, next_number, events))
+
+
+def decode_entry(row: bytes) -> JournalEntry:
+    entry = _decode(row)
+    if entry.version != JOURNAL_VERSION:
+        raise ValueError(f"journal row of version {entry.version}; this millpond reads up to {JOURNAL_VERSION}")
+    return entry
+
+
+def encode_records(records: list[bytes | Record | None]) -> bytes:
+    """A chunk's body. None marks a record that is gone."""
+    return _encode(records)
+
+
+def decode_records(body: bytes) -> list[bytes | Record | None]:
+    return _decode_records(body)
+
+
+def encode_meta(records: list[bytes | Record]) -> bytes | None:
+    """What the journal keeps of a chunk's records: all but the payloads; None when they are all bare."""
+    if set(map(type, records)) == {bytes}:
+        return None
+    meta = [replace(record, payload=b"") if isinstance(record, Record) else None for record in records]
+    return _encode(meta)
+
+
+def decode_meta(meta: bytes) -> list[Record | None]:
+    return _decode_meta(meta)
+
+
+def encode_state(document: Any) -> bytes:
+    """A state document or a result: any JSON value, or bytes."""
+    return _encode(document)
+
+
+def decode_state(document: bytes | None) -> Any:
+    return None if document is None else msgspec.msgpack.decode(document)
+
+
+def run_of(first: int, count: int) -> int:
+    return first << RUN_BITS | (count - 1)
+
+
+def run_first(run: int) -> int:
+    return run >> RUN_BITS
+
+
+def run_count(run: int) -> int:
+    return (run & (RUN_MAX - 1)) + 1
+
+
+def runs_of(numbers: Iterable[int]) -> list[int]:
+    """Fold numbers, in their order, into runs."""
+    runs: list[int] = []
+    first = expected = -1
+    for number in numbers:
+        if number != expected or number - first >= RUN_MAX:
+            if first >= 0:
+                runs.append(first << RUN_BITS | (expected - first - 1))
+            first = number
+        expected = number + 1
+    if first >= 0:
+        runs.append(first << RUN_BITS | (expected - first - 1))
+    return runs
+
+
+def numbers_of(runs: Iterable[int]) -> Iterator[int]:
+    for run in runs:
+        first = run >> RUN_BITS
+        yield from range(first, first + (run & (RUN_MAX - 1)) + 1)

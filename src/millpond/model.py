@@ -1,0 +1,336 @@
+"""Every noun of millpond: states, items, queues, and the limits on them. Read this first. No I/O.
+
+Inside the engine an instant is an int of milliseconds since 1970 and a duration an int of milliseconds; the
+types that callers see carry `datetime`s and take durations as seconds, `timedelta` or strings ("1m30s").
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import msgspec
+
+Duration = float | int | str | timedelta
+OnConflict = Literal["ignore", "reject", "replace"]
+Intent = Literal["failure", "defer"]
+
+# ---- limits: each with its reason -------------------------------------------------------------------------
+
+QUEUE_NAME_MAX = 200  # a name travels in every request, log line and metric label
+PARTITIONS_MAX = 1_000  # each has a file, and a lease looks at all of them
+PRODUCE_BATCH_MAX = 1_000  # a request is one chunk: one row in the store
+LEASE_BATCH_MAX = 1_000  # a reply must fit in memory several times over
+TOKEN_BATCH_MAX = 1_000  # as many as one lease can hand out
+PAYLOAD_BYTES_MAX = 1 << 20  # larger things belong in an object store, with a reference here
+PRODUCE_BYTES_MAX = 16 << 20  # the bound on one request's payloads together
+STATE_DOC_BYTES_MAX = 64 << 10  # a note between attempts, rewritten whole on every write
+ERROR_CHARS_MAX = 4_096  # longer error texts are cut: the head says what failed
+STRING_MAX = 1_024  # kind, encoding, reference, client_id
+KEY_MAX = 1_024  # deduplication keys are hashed, but must be read from requests
+PRIORITY_LIMIT = 32_767  # fits 16 bits on either side of 0
+ATTEMPTS_LIMIT = 1_000_000  # 0 is the way to say unlimited
+WAIT_MAX_MS = 15 * 60_000  # a parked lease holds a connection
+DURATION_MAX_MS = 10 * 365 * 86_400_000  # ten years: anything longer is a unit mistake
+LIST_LIMIT_MAX = 1_000  # a page
+CLEAR_STATES = ("ready", "scheduled", "retrying")  # what clear removes unless told otherwise
+REQUEST_TIMEOUT_MS = 10_000  # how long a request waits for a partition that is away
+
+# ---- states -----------------------------------------------------------------------------------------------
+
+
+class State(enum.StrEnum):
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    LEASED = "leased"
+    RETRYING = "retrying"
+    COMPLETED = "completed"
+    CLAIMED = "claimed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+class DeadReason(enum.StrEnum):
+    MAX_ATTEMPTS = "max_attempts"
+    EXPIRED = "expired"
+    REJECTED = "rejected"
+
+
+# ---- items ------------------------------------------------------------------------------------------------
+
+
+class NewItem(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a producer hands in. A bare `bytes` or `str` in its place is an item with only a payload."""
+
+    payload: bytes | str = b""
+    id: str | None = None
+    key: str | None = None
+    kind: str = ""
+    encoding: str = ""
+    reference: str = ""
+    priority: int = 0
+    group: str | None = None
+    enqueue_at: datetime | None = None
+    delay: Duration | None = None
+    max_attempts: int | None = None
+    expire_timeout: Duration | None = None
+    correlation_id: str | None = None
+
+
+class Produced(msgspec.Struct, gc=False, omit_defaults=True):
+    id: str
+    correlation_id: str | None = None
+    duplicate: bool = False
+
+
+class LeasedItem(msgspec.Struct, gc=False, omit_defaults=True):
+    """An item in a consumer's hands. `lease` is the token for complete, retry, extend and state writes."""
+
+    id: str
+    lease: str
+    payload: bytes
+    correlation_id: str
+    attempts: int
+    deliveries: int
+    fencing_token: int
+    lease_deadline: datetime
+    created_at: datetime
+    kind: str = ""
+    encoding: str = ""
+    reference: str = ""
+    priority: int = 0
+    group: str | None = None
+    key: str | None = None
+    state_doc: Any = None
+    state_version: int = 0
+    last_error: str | None = None
+    dead_reason: str | None = None
+    source_queue: str | None = None
+    source_id: str | None = None
+    source_attempts: int | None = None
+
+    @property
+    def text(self) -> str:
+        return self.payload.decode()
+
+
+class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An item as seen by looking at it; nothing is leased by looking."""
+
+    id: str
+    state: State
+    partition: int
+    payload: bytes
+    correlation_id: str
+    created_at: datetime
+    expire_deadline: datetime
+    attempts: int = 0
+    deliveries: int = 0
+    fencing_token: int = 0
+    max_attempts: int = 0
+    key: str | None = None
+    kind: str = ""
+    encoding: str = ""
+    reference: str = ""
+    priority: int = 0
+    group: str | None = None
+    enqueue_at: datetime | None = None
+    lease_deadline: datetime | None = None
+    client_id: str | None = None
+    cancel_asked: bool = False
+    ended_at: datetime | None = None
+    keep_until: datetime | None = None
+    state_doc: Any = None
+    state_version: int = 0
+    result: Any = None
+    last_error: str | None = None
+    dead_reason: str | None = None
+    source_queue: str | None = None
+    source_id: str | None = None
+    source_attempts: int | None = None
+
+
+class ItemPage(msgspec.Struct, omit_defaults=True):
+    items: list[Item]
+    next: str | None = None
+
+
+class ErrorInfo(msgspec.Struct, omit_defaults=True):
+    """One token's or one id's refusal in a batch whose other members took effect."""
+
+    code: str
+    message: str
+
+
+class Result(msgspec.Struct, gc=False, omit_defaults=True):
+    """What became of one token or id of a batch: `ok`, or `error`."""
+
+    ok: bool = False
+    correlation_id: str | None = None
+    error: ErrorInfo | None = None
+    lease_deadline: datetime | None = None
+    cancelled: bool = False
+
+
+class Retry(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One item handed back: a failure (counts) or a defer (does not), now, later, or dead."""
+
+    lease: str
+    intent: Intent = "failure"
+    delay: Duration | None = None
+    retry_at: datetime | None = None
+    error: str | None = None
+    dead: bool = False
+
+
+class StateWritten(msgspec.Struct, omit_defaults=True):
+    version: int
+    correlation_id: str | None = None
+    cancelled: bool = False
+
+
+class RedriveFilter(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    source_queue: str | None = None
+    dead_reason: str | None = None
+    kind: str | None = None
+    error_contains: str | None = None
+
+
+class Redriven(msgspec.Struct, omit_defaults=True):
+    """`errors` names the items that could not go back, by id."""
+
+    matched: int
+    moved: int
+    errors: dict[str, ErrorInfo] = {}
+
+
+# ---- queues -----------------------------------------------------------------------------------------------
+
+
+class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """After the n-th failed attempt wait `base ** n` seconds, at most `cap`, spread by +-`jitter` (0 to 1)."""
+
+    base: float = 2.0
+    cap_ms: int = 3_600_000
+    jitter: float = 0.0
+
+
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue's policy, as validated. Times in ms."""
+
+    lease_timeout_ms: int = 30_000
+    expire_timeout_ms: int = 14 * 86_400_000
+    max_attempts: int = 5
+    dead_queue: str | None = None
+    dead: Literal["keep", "delete"] = "keep"
+    backoff: Backoff = Backoff()
+    dedup_window_ms: int = 300_000
+    completed_retention_ms: int = 0
+    completed_grace_ms: int = 300_000
+    journal_retention_ms: int = 7 * 86_400_000
+    journal_bytes_max: int = 1 << 30
+    durability: Literal["full", "relaxed"] = "full"
+    reference: str = ""
+
+
+class PartitionDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a partition lives. Numbers are never used again within an incarnation of the queue."""
+
+    partition: int
+    store: str = "default"
+    read_only: bool = False
+
+
+class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """All that survives of a queue besides its items: the registry's row.
+
+    `incarnation` tells a queue from an earlier one of the same name. `dirty` is set while the queue is loaded;
+    a queue that was unloaded cleanly sleeps until `next_wake` (ms; 0 is never).
+    """
+
+    name: str
+    incarnation: str
+    settings: QueueSettings
+    partitions: tuple[PartitionDefinition, ...]
+    created_at: int
+    updated_at: int
+    paused: bool = False
+    dirty: bool = False
+    next_wake: int = 0
+    version: int = 1
+
+
+class PartitionStats(msgspec.Struct, kw_only=True):
+    partition: int
+    store: str
+    status: str
+    counts: dict[str, int]
+    failures: int = 0
+    error: str | None = None
+
+
+class Rates(msgspec.Struct, kw_only=True):
+    """Items a second over the last minute."""
+
+    produced: float = 0.0
+    leased: float = 0.0
+    completed: float = 0.0
+    retried: float = 0.0
+    dead: float = 0.0
+
+
+class QueueStats(msgspec.Struct, kw_only=True):
+    queue: str
+    counts: dict[str, int]
+    waiters: int
+    oldest_ready_age: float | None
+    rates: Rates
+    totals: dict[str, int]
+    partitions: list[PartitionStats]
+    paused: bool = False
+
+
+class QueueInfo(msgspec.Struct, kw_only=True):
+    """A queue as callers see it; durations in seconds."""
+
+    name: str
+    incarnation: str
+    partitions: list[PartitionStats]
+    lease_timeout: float
+    expire_timeout: float
+    max_attempts: int
+    dead_queue: str | None
+    dead: str
+    backoff: dict[str, float]
+    dedup_window: float
+    completed_retention: float
+    durability: str
+    reference: str
+    paused: bool
+    created_at: datetime
+    updated_at: datetime
+    loaded: bool
+
+
+class QueuePage(msgspec.Struct, omit_defaults=True):
+    queues: list[QueueInfo]
+    next: str | None = None
+
+
+Payload = NewItem | bytes | str
+Items = Sequence[Payload]
+
+# ---- instants ---------------------------------------------------------------------------------------------
+
+
+def to_datetime(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def to_ms(instant: datetime) -> int:
+    """A naive datetime is taken as UTC: instants have one zone here."""
+    if instant.tzinfo is None:
+        instant = instant.replace(tzinfo=UTC)
+    return round(instant.timestamp() * 1000)

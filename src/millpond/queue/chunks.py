@@ -1,0 +1,140 @@
+"""What a partition knows of its chunks without reading them: arrays, about 28 bytes a chunk.
+
+Numbers are dense and grow, so the chunk of an item is found by bisection.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+_COMPACT_SLACK = 1_024  # dead entries to leave before the arrays are packed
+
+
+class Chunks:
+    __slots__ = ("_counts", "_created", "_dead", "_deadlines", "_expiry", "_firsts", "_live")
+
+    def __init__(self) -> None:
+        self._firsts = array("q")
+        self._counts = array("H")
+        self._live = array("H")
+        self._created = array("q")
+        self._deadlines = array("q")
+        self._dead = 0
+        # One heap entry (deadline << 64 | first) for each stretch of chunks whose deadlines do not fall: with a
+        # steady expire_timeout that is one entry in all.
+        self._expiry: list[int] = []
+
+    def add(self, first: int, count: int, created: int, deadline: int) -> None:
+        if not self._deadlines or deadline < self._deadlines[-1]:
+            heappush(self._expiry, deadline << 64 | first)
+        self._firsts.append(first)
+        self._counts.append(count)
+        self._live.append(count)
+        self._created.append(created)
+        self._deadlines.append(deadline)
+
+    def first_of(self, number: int) -> int:
+        return self._firsts[self._index(number)]
+
+    def created_of(self, number: int) -> int:
+        return self._created[self._index(number)]
+
+    def deadline_of(self, number: int) -> int:
+        return self._deadlines[self._index(number)]
+
+    def pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """The chunks that these items lie in: (chunk's first, from, to, created)."""
+        index = self._index(first)
+        end = first + count
+        while first < end:
+            chunk_end = min(end, self._firsts[index] + self._counts[index])
+            yield self._firsts[index], first, chunk_end, self._created[index]
+            first = chunk_end
+            index += 1
+
+    def holds(self, number: int) -> bool:
+        """Whether the item's chunk is still there (the item itself may be gone)."""
+        index = self._index(number)
+        return index >= 0 and self._live[index] > 0 and number < self._firsts[index] + self._counts[index]
+
+    def end(self, first: int, count: int) -> list[int]:
+        """These items are gone; returns the chunks (by first) that have none left."""
+        drops: list[int] = []
+        index = self._index(first)
+        while count:
+            chunk_end = self._firsts[index] + self._counts[index]
+            here = min(count, chunk_end - first)
+            left = self._live[index] - here
+            self._live[index] = left
+            if not left:
+                drops.append(self._firsts[index])
+            count -= here
+            first += here
+            index += 1
+        self._dead += len(drops)
+        if self._dead > _COMPACT_SLACK and self._dead * 2 > len(self._firsts):
+            self._compact()
+        return drops
+
+    def next_deadline(self) -> int | None:
+        return self._expiry[0] >> 64 if self._expiry else None
+
+    def pop_expired(self, now: int) -> list[tuple[int, int, int]]:
+        """Chunks (first, end, live items) whose deadline is `now` or earlier. Each comes once."""
+        expired: list[tuple[int, int, int]] = []
+        while self._expiry and self._expiry[0] >> 64 <= now:
+            head = heappop(self._expiry)
+            deadline, index = head >> 64, bisect_left(self._firsts, head & ((1 << 64) - 1))
+            while index < len(self._firsts) and deadline <= self._deadlines[index]:
+                deadline = self._deadlines[index]
+                if deadline > now:
+                    heappush(self._expiry, deadline << 64 | self._firsts[index])
+                    break
+                if self._live[index]:
+                    first = self._firsts[index]
+                    expired.append((first, first + self._counts[index], self._live[index]))
+                index += 1
+        return expired
+
+    def sparse(self, number: int, share: int) -> bool:
+        """Whether less than one in `share` of the chunk's items is left."""
+        index = self._index(number)
+        return 0 < self._live[index] * share < self._counts[index]
+
+    def dump(self) -> tuple[bytes, ...]:
+        self._compact()
+        columns = (self._firsts, self._counts, self._live, self._created, self._deadlines)
+        return tuple(column.tobytes() for column in columns)
+
+    @classmethod
+    def load(cls, columns: tuple[bytes, ...]) -> Chunks:
+        chunks = cls()
+        mine = (chunks._firsts, chunks._counts, chunks._live, chunks._created, chunks._deadlines)
+        for column, stored in zip(mine, columns, strict=True):
+            column.frombytes(stored)
+        last = None
+        for index, deadline in enumerate(chunks._deadlines):
+            if last is None or deadline < last:
+                heappush(chunks._expiry, deadline << 64 | chunks._firsts[index])
+            last = deadline
+        return chunks
+
+    def __len__(self) -> int:
+        return len(self._firsts) - self._dead
+
+    def _index(self, number: int) -> int:
+        return bisect_right(self._firsts, number) - 1
+
+    def _compact(self) -> None:
+        if not self._dead:
+            return
+        keep = [index for index, live in enumerate(self._live) if live]
+        self._firsts = array("q", [self._firsts[i] for i in keep])
+        self._counts = array("H", [self._counts[i] for i in keep])
+        self._live = array("H", [self._live[i] for i in keep])
+        self._created = array("q", [self._created[i] for i in keep])
+        self._deadlines = array("q", [self._deadlines[i] for i in keep])
+        self._dead = 0

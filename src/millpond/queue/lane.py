@@ -1,0 +1,435 @@
+"""A partition's place in its logical queue: its state, its store, the turn in the making, the job under way.
+
+While a job is under way the lane is busy and its partition is not touched: memory is then the last commit plus
+that job's turn. If the job fails, memory is worthless; the partition is loaded again from its store, which
+tells whether the turn is in it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+from millpond.errors import MillpondError
+from millpond.history.format import (
+    Event,
+    Record,
+    decode_entry,
+    decode_records,
+    encode_entry,
+    encode_meta,
+    encode_records,
+)
+from millpond.model import PartitionDefinition, QueueSettings
+from millpond.queue.bodies import Bodies, Records
+from millpond.queue.partition import Partition, document_keys
+from millpond.store.base import Chunk, Store, StoreFailed, StoreFull, Trim, Turn
+
+CHUNK_ITEMS_MAX = 1_000  # reading one item means reading its chunk
+CHUNK_BYTES_MAX = 1 << 20  # likewise, for large payloads
+SNAPSHOT_BYTES = 4 << 20  # journal to replay before a snapshot pays; more once the state itself is larger
+SNAPSHOT_ROWS = 20_000  # a fifth of a second of replay
+TRIM_INTERVAL_MS = 60_000  # how often old journal rows are looked for
+PROBE_MS, PROBE_MS_MAX = 100, 30_000  # second and longest wait before a failed store is tried again
+FORGIVE_TURNS = 1_000  # good turns after which earlier failures no longer count against a partition
+
+
+class Status(enum.StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    FAILED = "failed"
+
+
+class Part:
+    """A request's share of one lane's turn."""
+
+    __slots__ = ()
+
+    def apply(self, lane: Lane, now: int) -> None:
+        """Make the changes; nothing is said to the caller yet."""
+
+    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        """The changes are durable: say so."""
+
+    def again(self, lane: Lane) -> None:
+        """The changes were not written: back to where it came from."""
+        lane.waiting.append(self)
+
+    def fail(self, error: MillpondError) -> None:
+        """Give up: the lane is away and the time is over."""
+
+    def finish_late(self, lane: Lane) -> None:
+        """The changes turned out to be durable after the caller had been told to give up."""
+
+    def deadline(self) -> int:
+        """Until when it may wait for the lane."""
+        return 0
+
+
+class Lookup(msgspec.Struct):
+    """Was this delivery completed at or after `since`? The journal knows."""
+
+    number: int
+    grant: int
+    since: int
+    found: bool = False
+
+
+class Draft:
+    """What the turn in the making reads and writes besides the partition's events."""
+
+    __slots__ = (
+        "arrivals",
+        "chunk_wants",
+        "chunks",
+        "document_wants",
+        "documents",
+        "first",
+        "lookups",
+        "names",
+        "parts",
+        "pinned",
+        "records",
+        "requests",
+        "size",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.chunks: list[Chunk] = []
+        self.documents: dict[int, bytes] = {}
+        self.chunk_wants: set[int] = set()
+        self.document_wants: list[int] = []
+        self.lookups: list[Lookup] = []
+        self.pinned: dict[int, Records] = {}
+        # Produced in this turn and not yet sealed into chunks:
+        self.first = 0
+        self.records: list[bytes | Record] = []
+        self.size = 0
+        self.requests: list[tuple[bytes, int, int, bytes | None]] = []
+        self.arrivals: list[tuple[bytes, int, int]] = []
+        self.names: set[bytes] = set()  # keys, ids, requests and transfers that this turn brings in
+
+
+class Job:
+    """Work for a lane's commit thread. `run` touches the store and the job, never the lane."""
+
+    __slots__ = ("error", "lane")
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except Exception as error:  # whatever a store raises, the lane survives it
+            self.error = error
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+
+class LoadJob(Job):
+    """Read the partition back from its store, after an open or a failure."""
+
+    __slots__ = ("_full", "_incarnation", "_window", "partition", "replayed")
+
+    def __init__(self, lane: Lane, incarnation: str, window: int) -> None:
+        super().__init__(lane)
+        self._incarnation = incarnation
+        self._window = window
+        self._full = lane.full
+        self.partition: Partition | None = None
+        self.replayed = (0, 0)
+
+    def work(self) -> None:
+        store = self.lane.store
+        if self._full:
+            store.relieve(True)
+        recovered = store.recover()
+        self.partition = Partition.recover(self._incarnation, self.lane.index, self._window, recovered)
+        self.replayed = len(recovered.rows), sum(len(row.events) for row in recovered.rows)
+
+
+class RelieveJob(Job):
+    """See whether a full disk has room again."""
+
+    __slots__ = ("relieved",)
+
+    def __init__(self, lane: Lane) -> None:
+        super().__init__(lane)
+        self.relieved = False
+
+    def work(self) -> None:
+        self.relieved = self.lane.store.relieve(False)
+
+
+class TurnJob(Job):
+    """A turn: its reads, then its one commit. `issued` says whether the commit was begun."""
+
+    __slots__ = ("documents", "draft", "issued", "records", "sizes", "turn")
+
+    def __init__(self, lane: Lane, draft: Draft, turn: Turn | None) -> None:
+        super().__init__(lane)
+        self.draft = draft
+        self.turn = turn
+        self.issued = False
+        self.records = draft.pinned
+        self.sizes: dict[int, int] = {}
+        self.documents: dict[int, bytes] = {}
+
+    def work(self) -> None:
+        draft, store = self.draft, self.lane.store
+        if draft.chunk_wants or draft.document_wants:
+            self._read(store, draft)
+            self.documents.update(draft.documents)  # written by this very turn
+        for lookup in draft.lookups:
+            lookup.found = _was_completed(store, lookup)
+        if self.turn is not None:
+            self.issued = True
+            store.commit(self.turn)
+
+    def _read(self, store: Store, draft: Draft) -> None:
+        bodies, self.documents = store.read(sorted(draft.chunk_wants), draft.document_wants)
+        if lost := draft.chunk_wants.difference(bodies):
+            raise StoreFailed(f"chunk {min(lost)} of partition {self.lane.index} is missing; restore a backup")
+        for first, body in bodies.items():
+            self.records[first] = decode_records(body)
+            self.sizes[first] = len(body)
+
+
+def _was_completed(store: Store, lookup: Lookup) -> bool:
+    for row in store.ended(lookup.number, lookup.since):
+        for event in decode_entry(row.events).events:
+            if event[0] == Event.COMPLETED:
+                for run, grant in zip(event[2][::2], event[2][1::2], strict=True):
+                    first, count = run >> 20, (run & 0xFFFFF) + 1
+                    if grant == lookup.grant and first <= lookup.number < first + count:
+                        return True
+    return False
+
+
+class CloseJob(Job):
+    """Leave a snapshot, so that the next open is quick, and let go of the store."""
+
+    __slots__ = ("turn",)
+
+    def __init__(self, lane: Lane, turn: Turn | None) -> None:
+        super().__init__(lane)
+        self.turn = turn
+
+    def work(self) -> None:
+        if self.turn is not None:
+            self.lane.store.commit(self.turn)
+        self.lane.store.close()
+
+
+class Lane:
+    def __init__(self, definition: PartitionDefinition, store: Store, bodies: Bodies) -> None:
+        self.definition = definition
+        self.index = definition.partition
+        self.store = store
+        self.bodies = bodies
+        self.status = Status.CLOSED
+        self.partition: Partition = None  # type: ignore[assignment]  # until it is loaded; see `known`
+        self.job: Job | None = None
+        self.doubt: TurnJob | None = None  # the failed turn whose outcome the next load tells
+        self.given_up: list[Part] = []  # of that turn
+        self.draft = Draft()
+        self.waiting: list[Part] = []
+        # Moves and confirmations that are on their way to other queues, and when to try those again that failed:
+        self.sent: set[int] = set()
+        self.confirming: set[bytes] = set()
+        self.resend_at = 0
+        self.full = False
+        self.failures = 0
+        self.error: str | None = None
+        self.probe_at = 0
+        self.probe_wait = 0  # before the next try: at once the first time
+        self._good_turns = 0
+        self._rows, self._bytes = 0, 0  # in the journal since the last snapshot
+        self._snapshot_size = 0
+        self._trim_at = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether it was ever loaded. After a failure its last state still tells which names it may hold."""
+        return self.partition is not None
+
+    @property
+    def free(self) -> bool:
+        return self.status == Status.OPEN and self.job is None
+
+    @property
+    def writable(self) -> bool:
+        return not self.definition.read_only and not self.full
+
+    # ---- the turn in the making ---------------------------------------------------------------------------
+
+    def add(self, records: Sequence[bytes | Record], size: int) -> int:
+        """Take records into this turn; returns the number of the first."""
+        draft = self.draft
+        if not draft.records:
+            draft.first = self.partition.next_number
+        first = draft.first + len(draft.records)
+        draft.records += records
+        draft.size += size
+        return first
+
+    def seal(self, settings: QueueSettings) -> None:
+        """Make chunks of the records taken, so that they can be leased in the same turn."""
+        draft, partition = self.draft, self.partition
+        if not draft.records:
+            return
+        deadline = partition.at + settings.expire_timeout_ms
+        pieces = _pieces(draft.records, draft.size)
+        first = draft.first
+        for piece in pieces:
+            last = piece is pieces[-1]
+            requests, arrivals = (draft.requests, draft.arrivals) if last else ([], [])
+            meta = encode_meta(piece)
+            partition.change(Event.PRODUCED, first, len(piece), deadline, meta, requests, arrivals)
+            records: Records = list(piece)
+            body = encode_records(records)
+            draft.chunks.append(Chunk(first, len(piece), body))
+            draft.pinned[first] = records
+            self.bodies.offer(first, records, len(body))
+            first += len(piece)
+        draft.records, draft.size, draft.requests, draft.arrivals = [], 0, [], []
+
+    def want(self, first: int, count: int) -> None:
+        """The records of these items will be needed when the turn is done."""
+        for chunk, _, _, _ in self.partition.chunks.pieces(first, count):
+            if chunk not in self.draft.pinned:
+                records = self.bodies.get(chunk)
+                if records is None:
+                    self.draft.chunk_wants.add(chunk)
+                else:
+                    self.draft.pinned[chunk] = records
+
+    def want_documents(self, number: int) -> None:
+        self.draft.document_wants += document_keys(number, self.partition.documents.get(number, 0))
+
+    def record(self, job: TurnJob, number: int) -> Record:
+        """An item's record, read or pinned by the job."""
+        first = self.partition.chunks.first_of(number)
+        record = job.records[first][number - first]
+        assert record is not None, "a live item has a record"
+        return record if isinstance(record, Record) else Record(record)
+
+    def seal_turn(self, now: int, settings: QueueSettings) -> TurnJob | None:
+        """The job for all that was gathered; None if there is nothing to do."""
+        draft, partition = self.draft, self.partition
+        self.draft = Draft()
+        turn = None
+        if partition.events or draft.documents:
+            turn = self._turn(draft, now, settings)
+        else:
+            partition.turn -= 1
+            if not (draft.chunk_wants or draft.document_wants or draft.lookups or draft.parts):
+                return None
+        return TurnJob(self, draft, turn)
+
+    def seal_close(self, now: int) -> CloseJob:
+        turn = None
+        if self.free and self._rows:
+            self.partition.begin(now)
+            events = encode_entry(self.partition.next_number, [])
+            turn = Turn(number=self.partition.turn, at=self.partition.at, events=events)
+            turn.snapshot = self.partition.snapshot()
+        return CloseJob(self, turn)
+
+    def _turn(self, draft: Draft, now: int, settings: QueueSettings) -> Turn:
+        partition = self.partition
+        events = encode_entry(partition.next_number, partition.events)
+        turn = Turn(
+            number=partition.turn,
+            at=partition.at,
+            events=events,
+            ended=_ended_span(partition.events),
+            chunks=draft.chunks,
+            chunk_drops=partition.chunk_drops,
+            docs=draft.documents,
+            doc_drops=partition.document_drops,
+        )
+        for first in turn.chunk_drops:
+            self.bodies.drop(first)
+        partition.events, partition.chunk_drops, partition.document_drops = [], [], []
+        self._rows += 1
+        self._bytes += len(events)
+        if self._rows >= SNAPSHOT_ROWS or self._bytes >= max(SNAPSHOT_BYTES, 2 * self._snapshot_size):
+            turn.snapshot = partition.snapshot()
+            self._snapshot_size = len(turn.snapshot)
+            self._rows, self._bytes = 0, 0
+        if now >= self._trim_at:
+            self._trim_at = now + TRIM_INTERVAL_MS
+            turn.trim = Trim(
+                now - settings.journal_retention_ms, settings.journal_bytes_max, partition.turn - self._rows
+            )
+        return turn
+
+    # ---- jobs that have ended -----------------------------------------------------------------------------
+
+    def keep_read(self, job: TurnJob) -> None:
+        """Keep chunks that were read and still have items to lease: their neighbours come next."""
+        for first, size in job.sizes.items():
+            if self.partition.chunks.holds(first):
+                self.bodies.insist(first, job.records[first], size)
+
+    def succeeded(self) -> None:
+        self.error = None
+        self.probe_wait = 0
+        if self.failures:
+            self._good_turns += 1
+            if self._good_turns >= FORGIVE_TURNS:
+                self.failures = 0
+
+    def failed(self, error: Exception, now: int) -> None:
+        """Set aside: nothing is believed of it until it has been loaded again."""
+        self.status = Status.FAILED
+        self.error = str(error) or type(error).__name__
+        self.failures += 1
+        self._good_turns = 0
+        self.full = self.full or isinstance(error, StoreFull)
+        self.bodies.clear()
+        self.draft = Draft()
+        self.probe_at = now + self.probe_wait
+        self.probe_wait = min(2 * self.probe_wait or PROBE_MS, PROBE_MS_MAX)
+
+    def loaded(self, job: LoadJob) -> None:
+        assert job.partition is not None
+        self.partition = job.partition
+        self._rows, self._bytes = job.replayed
+        self.status = Status.OPEN
+        self.sent.clear()
+        self.confirming.clear()
+
+
+def _pieces(records: list[bytes | Record], size: int) -> list[list[bytes | Record]]:
+    if len(records) <= CHUNK_ITEMS_MAX and size <= CHUNK_BYTES_MAX:
+        return [records]
+    pieces: list[list[bytes | Record]] = [[]]
+    room = CHUNK_BYTES_MAX
+    for record in records:
+        length = len(record.payload if isinstance(record, Record) else record)
+        if pieces[-1] and (len(pieces[-1]) >= CHUNK_ITEMS_MAX or length > room):
+            pieces.append([])
+            room = CHUNK_BYTES_MAX
+        pieces[-1].append(record)
+        room -= length
+    return pieces
+
+
+def _ended_span(events: list[tuple[int, ...]]) -> tuple[int, int] | None:
+    low, high = -1, -1
+    for event in events:
+        if event[0] == Event.COMPLETED:
+            for run in event[2][::2]:  # type: ignore[index]
+                first = run >> 20
+                last = first + (run & 0xFFFFF)
+                low = first if low < 0 else min(low, first)
+                high = max(high, last)
+    return None if low < 0 else (low, high)

@@ -1,0 +1,180 @@
+"""What time does to items, run in every free lane at the start of its turn.
+
+Each function does what is due at `now`; `next_wake` tells when there is more. Order matters: leases that ended
+and items that fell due are ready before those past their deadline are buried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millpond.history.format import Event, numbers_of, run_of, runs_of
+from millpond.model import DeadReason, State
+from millpond.queue.lane import Lane
+from millpond.queue.partition import DELETE, KEEP, MOVE, REASONS, Partition
+from millpond.queue.state import QueueState
+
+
+def run_lifecycle(queue: QueueState, lane: Lane, now: int) -> None:
+    partition = lane.partition
+    if (at := partition.lease_timers.next_at()) is not None and at <= now:
+        _end_due_leases(queue, lane, now)
+    if (at := partition.due_timers.next_at()) is not None and at <= now:
+        _wake_due(lane, now)
+    if (at := partition.chunks.next_deadline()) is not None and at <= now:
+        _expire_chunks(queue, lane, now)
+    if (at := partition.expiry_timers.next_at()) is not None and at <= now:
+        _expire_items(queue, lane, now)
+    if (at := partition.finish_timers.next_at()) is not None and at <= now:
+        _purge(lane, now)
+
+
+def next_wake(partition: Partition) -> int | None:
+    """When this partition next wants to run. An entry may be stale: waking for nothing is harmless."""
+    instants = (
+        partition.lease_timers.next_at(),
+        partition.due_timers.next_at(),
+        partition.chunks.next_deadline(),
+        partition.expiry_timers.next_at(),
+        partition.finish_timers.next_at(),
+    )
+    return min((at for at in instants if at is not None), default=None)
+
+
+# ---- leases -----------------------------------------------------------------------------------------------
+
+
+def _end_due_leases(queue: QueueState, lane: Lane, now: int) -> None:
+    partition = lane.partition
+    leased = partition.leased
+    ended: list[int] = []
+    for number in numbers_of(partition.lease_timers.pop_due(now)):
+        lease = leased.get(number)
+        if lease is not None and lease.deadline <= now:
+            ended.append(number)
+    end_leases(queue, lane, list(dict.fromkeys(ended)), now)
+    if partition.lease_timers.stale(len(leased)):
+        partition.lease_timers.rebuild((lease.deadline, run_of(n, 1)) for n, lease in leased.items())
+
+
+def end_leases(queue: QueueState, lane: Lane, numbers: list[int], now: int) -> None:
+    """These leases are over without a word from their holders: the attempt counts."""
+    partition, settings = lane.partition, queue.settings
+    back: list[int] = []
+    cancelled: list[int] = []
+    dead: dict[DeadReason, list[int]] = {}
+    for number in numbers:
+        limit = partition.limits.get(number, settings.max_attempts)
+        if number in partition.cancel_asked:
+            cancelled.append(number)
+        elif limit and partition.attempts(number) + 1 >= limit:
+            dead.setdefault(DeadReason.MAX_ATTEMPTS, []).append(number)
+        elif partition.expire_deadline(number) <= now:
+            dead.setdefault(DeadReason.EXPIRED, []).append(number)
+        else:
+            back.append(number)
+    if back:
+        partition.change(Event.LEASE_EXPIRED, runs_of(back))
+    if cancelled:
+        partition.change(Event.CANCELLED, str(State.LEASED), runs_of(cancelled), kept_until(queue, now))
+    for reason, dying in dead.items():
+        bury(queue, lane, reason, State.LEASED, runs_of(dying), now)
+
+
+# ---- schedules and backoffs -------------------------------------------------------------------------------
+
+
+def _wake_due(lane: Lane, now: int) -> None:
+    partition = lane.partition
+    waiting = partition.waiting
+    due: list[int] = []
+    for run in partition.due_timers.pop_due(now):
+        number = run >> 20
+        if number in waiting and waiting[number] >> 1 <= now:
+            due.append(number)
+    if due:
+        partition.change(Event.DUE, list(dict.fromkeys(due)))
+    if partition.due_timers.stale(len(waiting)):
+        partition.due_timers.rebuild((at >> 1, run_of(n, 1)) for n, at in waiting.items())
+
+
+# ---- deadlines --------------------------------------------------------------------------------------------
+
+
+def _expire_chunks(queue: QueueState, lane: Lane, now: int) -> None:
+    """Bury what is left of chunks past their deadline; a live lease, and an item with its own, are left alone."""
+    partition = lane.partition
+    for first, end, live in partition.chunks.pop_expired(now):
+        waiting: dict[State, list[int]] = {}
+        elsewhere = 0
+        spared: list[int] = []
+        for number in range(first, end):
+            own_deadline = number in partition.expiries
+            if number in partition.waiting:
+                elsewhere += 1
+                if not own_deadline:
+                    state = State.RETRYING if partition.waiting[number] & 1 else State.SCHEDULED
+                    waiting.setdefault(state, []).append(number)
+            elif _is_elsewhere(partition, number):
+                elsewhere += 1
+            elif own_deadline:
+                spared.append(number)
+        for state, numbers in waiting.items():
+            bury(queue, lane, DeadReason.EXPIRED, state, runs_of(numbers), now)
+        if live > elsewhere + len(spared):
+            ready = partition.ready.within(first, end, live - elsewhere)
+            dying = runs_of(n for n in numbers_of(ready) if n not in partition.expiries) if spared else ready
+            bury(queue, lane, DeadReason.EXPIRED, State.READY, dying, now)
+
+
+def _is_elsewhere(partition: Partition, number: int) -> bool:
+    return (
+        number in partition.leased
+        or number in partition.dead
+        or number in partition.moving
+        or number in partition.finished
+    )
+
+
+def _expire_items(queue: QueueState, lane: Lane, now: int) -> None:
+    partition = lane.partition
+    due = [n for n in numbers_of(partition.expiry_timers.pop_due(now)) if partition.expiries.get(n, now + 1) <= now]
+    mortal = (State.READY, State.SCHEDULED, State.RETRYING)
+    by_state: dict[State, list[int]] = {}
+    for number, state in partition.states(dict.fromkeys(due)).items():
+        if state in mortal:
+            by_state.setdefault(state, []).append(number)
+    for state, numbers in by_state.items():
+        bury(queue, lane, DeadReason.EXPIRED, state, runs_of(sorted(numbers)), now)
+
+
+def _purge(lane: Lane, now: int) -> None:
+    """Completed and cancelled items whose retention is over."""
+    partition = lane.partition
+    finished = partition.finished
+    over = [n for n in numbers_of(partition.finish_timers.pop_due(now)) if n in finished and finished[n] >> 1 <= now]
+    if over:
+        partition.change(Event.PURGED, runs_of(dict.fromkeys(over)))
+
+
+# ---- death ------------------------------------------------------------------------------------------------
+
+
+def bury(
+    queue: QueueState, lane: Lane, reason: DeadReason, state: State, runs: Sequence[int], now: int,
+    error: str | None = None,
+) -> None:  # fmt: skip
+    """To the dead queue if there is one, else kept or deleted as the queue says."""
+    settings = queue.settings
+    fate = DELETE if settings.dead == "delete" else KEEP
+    target = None
+    if settings.dead_queue is not None:
+        fate, target = MOVE, settings.dead_queue
+    lane.partition.change(Event.DIED, REASONS.index(reason), str(state), list(runs), fate, target, error)
+    queue.rates.count("dead", sum((run & 0xFFFFF) + 1 for run in runs), now)
+
+
+def kept_until(queue: QueueState, now: int) -> int:
+    """Until when an ended item is kept; 0 is not at all."""
+    retention = queue.settings.completed_retention_ms
+    return now + retention if retention else 0

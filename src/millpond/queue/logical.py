@@ -1,0 +1,330 @@
+"""The logical queue: one loop in front of all the partitions of a queue.
+
+A plain object: nothing in it sleeps, awaits, starts a thread or reads a clock. Its owner calls `submit` for each
+request, `tick(now)` whenever something was submitted or the instant that `tick` returned has come, runs the jobs
+that `tick` leaves in `jobs`, and hands each back through `finish`. All requests that wait when a partition is free
+share its next commit.
+
+One loop a queue is enough by design: a turn costs microseconds an item. If one core ever is not, `LogicalQueue` is
+the unit to have more of: each with partitions of its own, behind the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop
+from random import Random
+
+from millpond.errors import Closed, DiskFull, MillpondError
+from millpond.model import QueueDefinition
+from millpond.queue.dispatch import assign_leases, assign_produces
+from millpond.queue.holders import assign_tokens
+from millpond.queue.lane import CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
+from millpond.queue.lifecycle import next_wake, run_lifecycle
+from millpond.queue.operations import answer_stats, start_operation
+from millpond.queue.requests import Arrive, Forget, GetStats, Lease, Produce, Request, Tokens
+from millpond.queue.state import QueueState, away
+from millpond.queue.transfer import assign_arrives, assign_forget, send_transfers, settle_transfer
+from millpond.store.base import StoreFull
+
+RELIEVE_MS = 1_000  # how often a full disk is looked at
+
+
+class LogicalQueue:
+    def __init__(
+        self,
+        definition: QueueDefinition,
+        lanes: list[Lane],
+        rng: Random,
+        queue_exists: Callable[[str], bool],
+        now: int,
+    ) -> None:
+        self.state = QueueState(definition, lanes, rng, queue_exists, now)
+        self.jobs: list[Job] = []
+        self.closing = False
+        self._inbox: list[Request] = []
+        self._settled: list[Arrive | Forget] = []
+        self._now = now
+
+    # ---- what its owner calls -----------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: int) -> None:
+        request.arrive(max(now, self._now))
+        if self.closing:
+            request.fail(Closed("the queue is being closed; connect again and retry"))
+        else:
+            self._inbox.append(request)
+
+    def settle(self, request: Arrive | Forget) -> None:
+        """Another queue has answered what we sent it."""
+        self._settled.append(request)
+
+    def withdraw(self, request: Request) -> None:
+        """The caller has gone. A parked lease is answered at once; one in a commit gives its items back."""
+        request.gone = True
+        if isinstance(request, Lease) and not request.answered and self.state.waiters.withdraw(request):
+            request.answer([])
+
+    def configure(self, definition: QueueDefinition) -> None:
+        """New settings, for everything that happens from now on."""
+        self.state.definition = definition
+        for lane in self.state.lanes.values():
+            if lane.known:
+                lane.partition.dedup_window = definition.settings.dedup_window_ms
+
+    def tick(self, now: int) -> int | None:
+        """Do all that can be done now; returns when there will be more, None if only a request can tell."""
+        now = self._now = max(now, self._now)
+        self._take(now)
+        for lane in self.state.free_lanes():
+            lane.partition.begin(now)
+        self._assign(now)
+        self._apply(now)
+        return self._next_wake(now)
+
+    # ---- take ---------------------------------------------------------------------------------------------
+
+    def _take(self, now: int) -> None:
+        """Sort the waiting requests by where they will wait."""
+        self._look_after_lanes(now)
+        settled, self._settled = self._settled, []
+        for answered in settled:
+            settle_transfer(self.state, answered, now)
+        while self.state.sleepers and self.state.sleepers[0][0] <= now:
+            heappop(self.state.sleepers)[2]()
+        inbox, self._inbox = self._inbox, []
+        for request in inbox:
+            if isinstance(request, Produce):
+                self.state.produces.append(request)
+            elif isinstance(request, Lease):
+                if request.gone:
+                    request.answer([])
+                else:
+                    self.state.waiters.park(request)
+            elif isinstance(request, Tokens):
+                assign_tokens(self.state, request)
+            elif isinstance(request, Arrive):
+                self.state.arrives.append(request)
+            elif isinstance(request, Forget):
+                assign_forget(self.state, request)
+            elif isinstance(request, GetStats):
+                answer_stats(self.state, request, now)
+            else:
+                start_operation(self.state, request)
+
+    def _look_after_lanes(self, now: int) -> None:
+        for lane in self.state.lanes.values():
+            if lane.job is None and not self.closing:
+                if lane.status != Status.OPEN and lane.probe_at <= now:
+                    self._start(LoadJob(lane, self.state.incarnation, self.state.settings.dedup_window_ms))
+                elif lane.full and lane.probe_at <= now:
+                    lane.probe_at = now + RELIEVE_MS
+                    self._start(RelieveJob(lane))
+
+    # ---- assign -------------------------------------------------------------------------------------------
+
+    def _assign(self, now: int) -> None:
+        """Let each request change the memory of the lanes it concerns, in an order that is fair to leases in force.
+
+        What their holders asked for comes before time takes leases away; what becomes ready by either, or is
+        produced, can be leased in the same turn.
+        """
+        state = self.state
+        for lane in state.free_lanes():
+            parts, lane.waiting = lane.waiting, []
+            for part in parts:
+                part.apply(lane, now)
+            lane.draft.parts += parts
+            run_lifecycle(state, lane, now)
+            send_transfers(state, lane, now)
+        assign_arrives(state, now)
+        assign_produces(state, now)
+        for lane in state.free_lanes():
+            lane.seal(state.settings)
+        assign_leases(state, now)
+
+    # ---- apply --------------------------------------------------------------------------------------------
+
+    def _apply(self, now: int) -> None:
+        """Hand each lane its one batch; answer those who wait in vain."""
+        for lane in list(self.state.free_lanes()):
+            job = lane.seal_turn(now, self.state.settings)
+            if job is None:
+                continue
+            if job.turn is None and not (job.draft.chunk_wants or job.draft.document_wants or job.draft.lookups):
+                self._finish_parts(lane, job, now)  # nothing to read or write
+            else:
+                self._start(job)
+        self._give_up(now)
+
+    def _start(self, job: Job) -> None:
+        job.lane.job = job
+        self.jobs.append(job)
+
+    def _give_up(self, now: int) -> None:
+        state = self.state
+        if not self._leasable_soon():
+            for lease in state.waiters.pop_due(now):
+                lease.answer([])
+        for lane in state.lanes.values():
+            if not lane.free and lane.waiting:
+                self._fail_late(lane, lane.waiting, now, issued=False)
+            if lane.doubt is not None:
+                self._fail_late(lane, lane.doubt.draft.parts, now, issued=lane.doubt.issued)
+        for waiting in (state.produces, state.arrives):
+            for request in [request for request in waiting if request.deadline <= now]:
+                waiting.remove(request)  # type: ignore[arg-type]
+                request.fail(away(self._culprit(), issued=False))
+
+    def _leasable_soon(self) -> bool:
+        """Whether a busy lane has items that a lease whose wait is over should still get."""
+        if self.state.definition.paused:
+            return False
+        return any(lane.job and lane.known and lane.partition.ready.count for lane in self.state.lanes.values())
+
+    def _fail_late(self, lane: Lane, parts: list[Part], now: int, *, issued: bool) -> None:
+        late = [part for part in parts if part.deadline() <= now]
+        for part in late:
+            parts.remove(part)
+            part.fail(away(lane, issued=issued))
+            if lane.doubt is not None and parts is lane.doubt.draft.parts:
+                lane.given_up.append(part)
+
+    def _culprit(self) -> Lane:
+        """The lane that requests without one of their own wait for."""
+        lanes = list(self.state.lanes.values())
+        return next((lane for lane in lanes if lane.status != Status.OPEN), lanes[0])
+
+    # ---- finish -------------------------------------------------------------------------------------------
+
+    def finish(self, job: Job, now: int) -> None:
+        """A job has ended: answer those who waited for it. A tick must follow."""
+        now = self._now = max(now, self._now)
+        lane = job.lane
+        lane.job = None
+        if isinstance(job, LoadJob):
+            self._finish_load(lane, job, now)
+        elif isinstance(job, TurnJob):
+            if job.error is None:
+                lane.succeeded()
+                lane.keep_read(job)
+                self._finish_parts(lane, job, now)
+            else:
+                self._finish_failed(lane, job, now)
+        elif isinstance(job, RelieveJob):
+            if job.error is None and job.relieved:
+                lane.full = False
+        else:
+            assert isinstance(job, CloseJob)
+            lane.status = Status.CLOSED
+
+    def _finish_parts(self, lane: Lane, job: TurnJob, now: int) -> None:
+        for part in job.draft.parts:
+            part.finish(lane, job, now)
+
+    def _finish_failed(self, lane: Lane, job: TurnJob, now: int) -> None:
+        """Set the lane aside with the turn in doubt; the next load tells how it ended."""
+        assert job.error is not None
+        again = lane.full and isinstance(job.error, StoreFull)
+        lane.failed(job.error, now)
+        if again:  # not even without produces: there is nothing left to try
+            error = DiskFull("the disk is full, and nothing more can be written; make room, then send it again")
+            for part in job.draft.parts:
+                part.fail(error)
+            job.draft.parts = []
+            lane.probe_at = now + lane.probe_wait
+        lane.doubt = job
+
+    def _finish_load(self, lane: Lane, job: LoadJob, now: int) -> None:
+        if job.error is not None:
+            lane.failed(job.error, now)
+            return
+        lane.loaded(job)
+        if lane.full:
+            lane.probe_at = now + RELIEVE_MS
+        self._now = max(self._now, lane.partition.at)
+        doubt, lane.doubt = lane.doubt, None
+        given_up, lane.given_up = lane.given_up, []
+        if doubt is None:
+            lane.succeeded()
+            return
+        if doubt.turn is not None and lane.partition.turn >= doubt.turn.number:
+            self._finish_parts(lane, doubt, now)
+            for part in given_up:
+                part.finish_late(lane)
+        else:
+            for part in doubt.draft.parts:
+                part.again(lane)
+
+    # ---- waking and closing -------------------------------------------------------------------------------
+
+    def _next_wake(self, now: int) -> int | None:
+        state = self.state
+        wakes: list[int] = []
+        for lane in state.lanes.values():
+            if lane.free:
+                if (at := next_wake(lane.partition)) is not None:
+                    wakes.append(at)
+                if lane.waiting:
+                    wakes.append(now)
+                if len(lane.partition.moving) > len(lane.sent) or len(lane.partition.confirming) > len(lane.confirming):
+                    wakes.append(max(now, lane.resend_at))
+            if lane.job is None and not self.closing and (lane.status != Status.OPEN or lane.full):
+                wakes.append(lane.probe_at)
+            if not lane.free:
+                wakes += [part.deadline() for part in lane.waiting]
+            if lane.doubt is not None:
+                wakes += [part.deadline() for part in lane.doubt.draft.parts]
+        wakes += [request.deadline for request in (*state.produces, *state.arrives)]
+        if (at := state.waiters.next_at()) is not None and not self._leasable_soon():
+            wakes.append(at)
+        if state.sleepers:
+            wakes.append(state.sleepers[0][0])
+        return min(wakes, default=None)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing under way and nobody waiting: it can be unloaded until `sleeping_until`."""
+        state = self.state
+        return not (
+            self._inbox or self._settled or self.jobs or state.produces or state.arrives or state.outbox
+            or len(state.waiters) or state.sleepers
+            or any(
+                not lane.free or lane.waiting or lane.full or lane.partition.moving or lane.partition.confirming
+                for lane in state.lanes.values()
+            )
+        )  # fmt: skip
+
+    def sleeping_until(self) -> int | None:
+        """When an idle queue must be awake again."""
+        wakes = [next_wake(lane.partition) for lane in self.state.lanes.values() if lane.known]
+        return min((at for at in wakes if at is not None), default=None)
+
+    def close(self, now: int) -> None:
+        """Take no more requests, answer those that wait, and leave a job for each lane that closes its store.
+
+        To be called again after each finished job until `closed`: a commit under way is waited for.
+        """
+        self.closing = True
+        error: MillpondError = Closed("the queue is being closed; connect again and retry")
+        state = self.state
+        for lease in state.waiters.pop_all():
+            lease.answer([])
+        for request in (*self._inbox, *state.produces, *state.arrives):
+            request.fail(error)
+        self._inbox, state.produces, state.arrives = [], [], []
+        for lane in state.lanes.values():
+            parts, lane.waiting = lane.waiting, []
+            if lane.doubt is not None:
+                parts += lane.doubt.draft.parts
+                lane.doubt = None
+            for part in parts:
+                part.fail(error)
+            if lane.job is None and lane.status != Status.CLOSED:
+                self._start(lane.seal_close(now))
+
+    @property
+    def closed(self) -> bool:
+        return self.closing and all(
+            lane.status == Status.CLOSED and lane.job is None for lane in self.state.lanes.values()
+        )

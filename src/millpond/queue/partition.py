@@ -1,0 +1,594 @@
+"""The state of a partition and its transitions.
+
+Every change of state is one of the `on_…` methods, called in the same way when it happens
+(`change`, which also notes it for the journal) and when the journal is replayed, so that the two cannot
+differ. No policy in here: who may do what, and when, is decided by `holders`, `dispatch` and `lifecycle`.
+
+A plain ready item costs nothing of its own: only what is leased, waiting, dead, kept, or has a priority, a
+key, a limit, an expiry or a document of its own has entries, in the columns below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from millpond.history.format import (
+    RUN_BITS,
+    RUN_MAX,
+    Event,
+    Record,
+    decode_entry,
+    decode_meta,
+    numbers_of,
+    run_of,
+    runs_of,
+)
+from millpond.model import DeadReason, State
+from millpond.queue.chunks import Chunks
+from millpond.queue.dedup import Dedup, Ended, Request
+from millpond.queue.ready import Ready
+from millpond.queue.timers import Timers
+from millpond.queue.tokens import Mint
+from millpond.store.base import JournalRow, Recovered
+
+SNAPSHOT_VERSION = 1
+_COUNT_MASK = RUN_MAX - 1
+_DELIVERIES_BITS = 32
+
+REASONS = list(DeadReason)
+KEEP, DELETE, MOVE = range(3)  # what becomes of the dead
+
+# An item's documents are rows of their own in the store, keyed `number << 2 | part`, and its entry in the column
+# `documents` says which there are and the version of the state part.
+STATE_PART, ERROR_PART, RESULT_PART = range(3)
+HAS_STATE, HAS_ERROR, HAS_RESULT = 1, 2, 4
+VERSION_BITS = 3
+
+
+class Lease(msgspec.Struct, frozen=True, gc=False):
+    """One grant, shared by all the items leased in it."""
+
+    client: str
+    grant: int
+    deadline: int
+
+
+class Move(msgspec.Struct, frozen=True, gc=False):
+    """Items on their way to another queue since `turn`: the dead to their dead queue, or back from it."""
+
+    target: str
+    redrive: bool
+    turn: int
+
+
+class Snapshot(msgspec.Struct, array_like=True):
+    version: int
+    at: int
+    next_number: int
+    chunks: tuple[bytes, ...]
+    ready: dict[int, list[int]]
+    leased: list[tuple[str, int, int, list[int]]]
+    waiting: dict[int, int]
+    tries: dict[int, int]
+    priorities: dict[int, int]
+    limits: dict[int, int]
+    expiries: dict[int, int]
+    documents: dict[int, int]
+    dead: dict[int, int]
+    finished: dict[int, int]
+    cancel_asked: list[int]
+    moving: list[tuple[str, bool, int, list[int]]]
+    confirming: dict[bytes, str]
+    live: dict[bytes, int]
+    digests: dict[int, bytes]
+    names: dict[int, str]
+    ended: dict[bytes, Ended]
+    requests: dict[bytes, Request]
+    arrivals: dict[bytes, int]
+    totals: dict[str, int]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Snapshot).decode
+
+
+class Partition:
+    def __init__(self, incarnation: str, index: int, dedup_window: int = 300_000) -> None:
+        self.index = index
+        self.incarnation = incarnation
+        self.mint = Mint(incarnation, index)
+        self.dedup_window = dedup_window
+        self.turn = 0  # the last turn that is in this state
+        self.at = 0  # the instant of that turn: the high-water mark of time
+        self.next_number = 1
+        self.chunks = Chunks()
+        self.ready = Ready()
+        self.leased: dict[int, Lease] = {}
+        self.lease_timers = Timers()
+        self.waiting: dict[int, int] = {}  # due << 1 | is retrying
+        self.due_timers = Timers()
+        self.tries: dict[int, int] = {}  # attempts << 32 | deliveries, those that are over
+        self.priorities: dict[int, int] = {}  # other than 0
+        self.limits: dict[int, int] = {}  # own max_attempts
+        self.expiries: dict[int, int] = {}  # own expire_deadline
+        self.expiry_timers = Timers()
+        self.documents: dict[int, int] = {}  # state version << 3 | which parts there are
+        self.dead: dict[int, int] = {}  # died at << 8 | reason
+        self.finished: dict[int, int] = {}  # kept until << 1 | was cancelled
+        self.finish_timers = Timers()
+        self.cancel_asked: set[int] = set()
+        self.moving: dict[int, Move] = {}
+        self.confirming: dict[bytes, str] = {}  # transfers that their target has not forgotten yet -> target
+        self.dedup = Dedup()
+        self.totals: dict[str, int] = {}
+        # What the running turn gathers for its commit.
+        self.events: list[tuple[Any, ...]] = []
+        self.chunk_drops: list[int] = []
+        self.document_drops: list[int] = []
+        self._columns: tuple[dict[int, Any], ...] = (
+            self.tries,
+            self.priorities,
+            self.limits,
+            self.expiries,
+            self.waiting,
+            self.dead,
+            self.finished,
+            self.moving,
+        )
+        self._transitions: dict[int, Callable[..., None]] = {
+            event: getattr(self, f"on_{event.name.lower()}") for event in Event
+        }
+
+    def change(self, event: Event, *arguments: Any) -> None:
+        self.events.append((int(event), *arguments))
+        self._transitions[event](*arguments)
+
+    def begin(self, now: int) -> None:
+        """Start a turn: everything that `change` notes from here on is of this turn and this instant."""
+        self.turn += 1
+        self.at = max(self.at, now)
+        self.dedup.uncommitted.clear()
+
+    def replay(self, row: JournalRow) -> None:
+        entry = decode_entry(row.events)
+        self.turn, self.at = row.turn, row.at
+        for event in entry.events:
+            self._transitions[event[0]](*event[1:])
+        self.next_number = entry.next_number
+        self.chunk_drops.clear()
+        self.document_drops.clear()
+        self.dedup.uncommitted.clear()
+
+    # ---- transitions --------------------------------------------------------------------------------------
+
+    def on_produced(
+        self,
+        first: int,
+        count: int,
+        deadline: int,
+        meta: bytes | None,
+        requests: Sequence[Sequence[Any]],
+        arrivals: Sequence[Sequence[Any]],
+    ) -> None:
+        self.chunks.add(first, count, self.at, deadline)
+        self.next_number = first + count
+        self._count("produced", count)
+        if meta is None:
+            self.ready.push(0, first, count)
+        else:
+            for number, record in enumerate(decode_meta(meta), first):
+                if record is None:
+                    self.ready.push(0, number, 1)
+                else:
+                    self._place(number, record)
+        for name, request_first, request_count, reply in requests:
+            entry = Request(self.at, request_first, request_count, reply)
+            self.dedup.requests.put(name, entry, self.dedup_window)
+        for name, number, documents in arrivals:
+            self.dedup.arrivals[name] = number
+            if documents:
+                self.documents[number] = documents
+
+    def on_leased(self, client: str, deadline: int, runs: Sequence[int]) -> None:
+        lease = Lease(client, self.turn, deadline)
+        for run in runs:
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            self.ready.remove(self.priorities.get(first, 0), run)
+            self.leased.update(dict.fromkeys(range(first, first + count), lease))
+            self.lease_timers.push(deadline, run)
+            self._count("leased", count)
+
+    def on_completed(self, client: str, pairs: Sequence[int], keep_until: int, result: bool) -> None:
+        """`pairs`: run, grant, run, grant, … in the order of completion. Only a kept item has a result."""
+        for run in pairs[::2]:
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            for number in range(first, first + count):
+                del self.leased[number]
+            if self.cancel_asked:
+                self.cancel_asked.difference_update(range(first, first + count))
+            if not keep_until:
+                self._end(first, count)
+            else:
+                self._finish(first, count, keep_until << 1)
+                if result:
+                    self.documents[first] = self.documents.get(first, 0) | HAS_RESULT
+            self._count("completed", count)
+
+    def on_retried(self, client: str, number: int, due: int, deferred: bool, error: str | None) -> None:
+        """`due` 0: leasable at once, at the tail."""
+        del self.leased[number]
+        self._delivered(number, attempted=not deferred)
+        if error is not None:
+            self.documents[number] = self.documents.get(number, 0) | HAS_ERROR
+        if due:
+            self._wait(number, due, retrying=not deferred)
+        else:
+            self.ready.push(self.priorities.get(number, 0), number, 1)
+        self._count("retried", 1)
+
+    def on_lease_expired(self, runs: Sequence[int]) -> None:
+        self._return(runs, attempted=True)
+        for run in runs:
+            for first, count, priority in self._by_priority(run):
+                self.ready.push(priority, first, count)
+
+    def on_released(self, runs: Sequence[int]) -> None:
+        """Items that never reached their consumer go back to where they were: the head."""
+        self._return(runs, attempted=False)
+        for run in reversed(runs):
+            for first, count, priority in reversed(self._by_priority(run)):
+                self.ready.push_front(priority, first, count)
+
+    def on_extended(self, deadline: int, runs: Sequence[int]) -> None:
+        renewed: dict[tuple[str, int], Lease] = {}
+        for run in runs:
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            for number in range(first, first + count):
+                lease = self.leased[number]
+                grant = (lease.client, lease.grant)
+                if grant not in renewed:
+                    renewed[grant] = Lease(lease.client, lease.grant, deadline)
+                self.leased[number] = renewed[grant]
+            self.lease_timers.push(deadline, run)
+
+    def on_state_written(self, number: int, version: int) -> None:
+        has = self.documents.get(number, 0) & (HAS_ERROR | HAS_RESULT) | HAS_STATE
+        self.documents[number] = version << VERSION_BITS | has
+
+    def on_due(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            del self.waiting[number]
+            self.ready.push(self.priorities.get(number, 0), number, 1)
+
+    def on_died(
+        self, reason: int, state: str, runs: Sequence[int], fate: int, target: str | None, error: str | None
+    ) -> None:
+        self._leave(state, runs)
+        move = Move(target, False, self.turn) if target is not None else None
+        for run in runs:
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            self._count("dead", count)
+            if fate == DELETE:
+                self._end(first, count)
+                continue
+            numbers = range(first, first + count)
+            self.dead.update(dict.fromkeys(numbers, self.at << 8 | reason))
+            if move is not None:
+                self.moving.update(dict.fromkeys(numbers, move))
+            if error is not None:
+                for number in numbers:
+                    self.documents[number] = self.documents.get(number, 0) | HAS_ERROR
+
+    def on_cancelled(self, state: str, runs: Sequence[int], keep_until: int) -> None:
+        self._leave(state, runs)
+        for run in runs:
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            if keep_until:
+                self._finish(first, count, keep_until << 1 | 1)
+            else:
+                self._end(first, count)
+            self._count("cancelled", count)
+
+    def on_cancel_asked(self, numbers: Sequence[int]) -> None:
+        self.cancel_asked.update(numbers)
+
+    def on_cleared(self, state: str, runs: Sequence[int]) -> None:
+        self._leave(state, runs)
+        for run in runs:
+            self._end(run >> RUN_BITS, (run & _COUNT_MASK) + 1)
+
+    def on_replaced(self, state: str, number: int) -> None:
+        self._leave(state, [run_of(number, 1)])
+        self.dedup.release(number)
+        self._end(number, 1)
+
+    def on_redriven(self, numbers: Sequence[int], deadline: int) -> None:
+        """The dead, back to life in place, with no attempts behind them and time before them."""
+        for number in numbers:
+            del self.dead[number]
+            self.tries.pop(number, None)
+            self.expiries[number] = deadline
+            self.expiry_timers.push(deadline, run_of(number, 1))
+            self.ready.push(self.priorities.get(number, 0), number, 1)
+
+    def on_purged(self, runs: Sequence[int]) -> None:
+        for run in runs:
+            self._end(run >> RUN_BITS, (run & _COUNT_MASK) + 1)
+
+    def on_moving(self, state: str, runs: Sequence[int], target: str) -> None:
+        """On their way back out of a dead queue."""
+        self._leave(state, runs)
+        move = Move(target, True, self.turn)
+        self.moving.update(dict.fromkeys(numbers_of(runs), move))
+
+    def on_moved(self, numbers: Sequence[int], names: Sequence[bytes], target: str) -> None:
+        for number in numbers:
+            self._end(number, 1)
+        self.confirming.update(dict.fromkeys(names, target))
+
+    def on_kept(self, numbers: Sequence[int], reason: int) -> None:
+        """A move without a target any more: they stay, dead."""
+        for number in numbers:
+            del self.moving[number]
+            self.dead.setdefault(number, self.at << 8 | reason)
+
+    def on_forgotten(self, names: Sequence[bytes]) -> None:
+        """The target no longer remembers these transfers, so neither need we."""
+        for name in names:
+            self.confirming.pop(name, None)
+
+    def on_forgot(self, names: Sequence[bytes]) -> None:
+        """We took these transfers in and their source has confirmed it."""
+        for name in names:
+            self.dedup.arrivals.pop(name, None)
+
+    # ---- what the transitions share -----------------------------------------------------------------------
+
+    def _place(self, number: int, record: Record) -> None:
+        if record.priority:
+            self.priorities[number] = record.priority
+        if record.max_attempts >= 0:
+            self.limits[number] = record.max_attempts
+        if record.expire_deadline:
+            self.expiries[number] = record.expire_deadline
+            self.expiry_timers.push(record.expire_deadline, run_of(number, 1))
+        if record.id is not None or record.key is not None:
+            self.dedup.add(number, record.id, record.key, record.correlation_id)
+        if record.enqueue_at:
+            self._wait(number, record.enqueue_at, retrying=False)
+        else:
+            self.ready.push(record.priority, number, 1)
+
+    def _wait(self, number: int, due: int, *, retrying: bool) -> None:
+        self.waiting[number] = due << 1 | retrying
+        self.due_timers.push(due, run_of(number, 1))
+
+    def _return(self, runs: Iterable[int], *, attempted: bool) -> None:
+        for number in numbers_of(runs):
+            del self.leased[number]
+            self._delivered(number, attempted=attempted)
+
+    def _delivered(self, number: int, *, attempted: bool) -> None:
+        self.tries[number] = self.tries.get(number, 0) + (attempted << _DELIVERIES_BITS) + 1
+
+    def _by_priority(self, run: int) -> list[tuple[int, int, int]]:
+        """A run as (first, count, priority) pieces of one priority each."""
+        first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+        if not self.priorities:
+            return [(first, count, 0)]
+        pieces: list[tuple[int, int, int]] = []
+        for number in range(first, first + count):
+            priority = self.priorities.get(number, 0)
+            if pieces and pieces[-1][2] == priority:
+                start, length, _ = pieces[-1]
+                pieces[-1] = (start, length + 1, priority)
+            else:
+                pieces.append((number, 1, priority))
+        return pieces
+
+    def _leave(self, state: str, runs: Sequence[int]) -> None:
+        """Take items out of what keeps them in `state`; the columns of `_columns` are swept by `_end`."""
+        if state == State.READY:
+            for run in runs:
+                for first, count, priority in self._by_priority(run):
+                    self.ready.remove(priority, run_of(first, count))
+        elif state == State.LEASED:
+            for number in numbers_of(runs):
+                del self.leased[number]
+                self.cancel_asked.discard(number)
+                self._delivered(number, attempted=True)
+        elif state in (State.SCHEDULED, State.RETRYING):
+            for number in numbers_of(runs):
+                del self.waiting[number]
+        elif state == State.DEAD:
+            for number in numbers_of(runs):
+                del self.dead[number]
+        else:
+            for number in numbers_of(runs):
+                del self.finished[number]
+
+    def _finish(self, first: int, count: int, kept: int) -> None:
+        self.finished.update(dict.fromkeys(range(first, first + count), kept))
+        self.finish_timers.push(kept >> 1, run_of(first, count))
+
+    def _end(self, first: int, count: int) -> None:
+        numbers = range(first, first + count)
+        if self.dedup.digests:
+            for number in numbers:
+                if number in self.dedup.digests:
+                    self.dedup.end(number, self.at, self.chunks.created_of(number), self.dedup_window)
+        for column in self._columns:
+            if column:
+                for number in numbers:
+                    column.pop(number, None)
+        if self.documents:
+            for number in numbers:
+                self.document_drops += document_keys(number, self.documents.pop(number, 0))
+        self.chunk_drops += self.chunks.end(first, count)
+
+    def _count(self, name: str, by: int) -> None:
+        self.totals[name] = self.totals.get(name, 0) + by
+
+    # ---- looking ------------------------------------------------------------------------------------------
+
+    def attempts(self, number: int) -> int:
+        """Deliveries that count and are over; a lease in force adds one."""
+        return self.tries.get(number, 0) >> _DELIVERIES_BITS
+
+    def deliveries(self, number: int) -> int:
+        return self.tries.get(number, 0) & ((1 << _DELIVERIES_BITS) - 1)
+
+    def expire_deadline(self, number: int) -> int:
+        return self.expiries.get(number) or self.chunks.deadline_of(number)
+
+    def states(self, numbers: Iterable[int]) -> dict[int, State]:
+        """The states of those items that exist. By-id look-ups: the ready ones are searched for."""
+        found: dict[int, State] = {}
+        perhaps: list[int] = []
+        for number in numbers:
+            if number in self.leased:
+                found[number] = State.LEASED
+            elif number in self.waiting:
+                found[number] = State.RETRYING if self.waiting[number] & 1 else State.SCHEDULED
+            elif number in self.dead or number in self.moving:
+                found[number] = State.DEAD
+            elif number in self.finished:
+                found[number] = State.CANCELLED if self.finished[number] & 1 else State.COMPLETED
+            elif number > 0 and self.chunks.holds(number):
+                perhaps.append(number)
+        if perhaps:
+            found.update(dict.fromkeys(self.ready.among(perhaps), State.READY))
+        return found
+
+    def numbers_in(self, state: State, after: int, limit: int) -> list[int]:
+        """The first `limit` items of a state numbered above `after`, by number."""
+        if state == State.READY:
+            chosen: Iterable[int] = (n for runs in self.ready.runs().values() for n in _above(runs, after, limit))
+        elif state == State.LEASED:
+            chosen = self.leased
+        elif state in (State.SCHEDULED, State.RETRYING):
+            retrying = state == State.RETRYING
+            chosen = (n for n, due in self.waiting.items() if due & 1 == retrying)
+        elif state == State.DEAD:
+            chosen = {*self.dead, *self.moving}
+        elif state in (State.COMPLETED, State.CANCELLED):
+            was_cancelled = state == State.CANCELLED
+            chosen = (n for n, kept in self.finished.items() if kept & 1 == was_cancelled)
+        else:
+            chosen = ()
+        return sorted(n for n in chosen if n > after)[:limit]
+
+    def counts(self) -> dict[str, int]:
+        retrying = sum(due & 1 for due in self.waiting.values())
+        cancelled = sum(kept & 1 for kept in self.finished.values())
+        redriving = sum(1 for number in self.moving if number not in self.dead)
+        return {
+            State.SCHEDULED: len(self.waiting) - retrying,
+            State.READY: self.ready.count,
+            State.LEASED: len(self.leased),
+            State.RETRYING: retrying,
+            State.COMPLETED: len(self.finished) - cancelled,
+            State.CLAIMED: 0,
+            State.DEAD: len(self.dead) + redriving,
+            State.CANCELLED: cancelled,
+        }
+
+    def live_count(self) -> int:
+        """Items that somebody still waits for: what placement and deletion look at."""
+        return self.ready.count + len(self.leased) + len(self.waiting) + len(self.dead) + len(self.moving)
+
+    # ---- snapshots ----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        leases: dict[int, list[int]] = {}
+        for number, lease in self.leased.items():
+            leases.setdefault(id(lease), []).append(number)
+        moves: dict[int, list[int]] = {}
+        for number, move in self.moving.items():
+            moves.setdefault(id(move), []).append(number)
+        leased = [(self.leased[numbers[0]], numbers) for numbers in leases.values()]
+        moving = [(self.moving[numbers[0]], numbers) for numbers in moves.values()]
+        dedup = self.dedup
+        return _encode(
+            Snapshot(
+                version=SNAPSHOT_VERSION,
+                at=self.at,
+                next_number=self.next_number,
+                chunks=self.chunks.dump(),
+                ready=self.ready.runs(),
+                leased=[(one.client, one.grant, one.deadline, runs_of(numbers)) for one, numbers in leased],
+                waiting=self.waiting,
+                tries=self.tries,
+                priorities=self.priorities,
+                limits=self.limits,
+                expiries=self.expiries,
+                documents=self.documents,
+                dead=self.dead,
+                finished=self.finished,
+                cancel_asked=list(self.cancel_asked),
+                moving=[(one.target, one.redrive, one.turn, runs_of(numbers)) for one, numbers in moving],
+                confirming=self.confirming,
+                live=dedup.live,
+                digests=dedup.digests,
+                names=dedup.names,
+                ended=dedup.ended.dump(self.at, self.dedup_window),
+                requests=dedup.requests.dump(self.at, self.dedup_window),
+                arrivals=dedup.arrivals,
+                totals=self.totals,
+            )
+        )
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        if snapshot.version != SNAPSHOT_VERSION:
+            raise ValueError(f"snapshot of version {snapshot.version}; this millpond reads up to {SNAPSHOT_VERSION}")
+        self.at = snapshot.at
+        self.next_number = snapshot.next_number
+        self.chunks = Chunks.load(snapshot.chunks)
+        self.ready = Ready.from_runs(snapshot.ready)
+        for client, grant, deadline, runs in snapshot.leased:
+            self.leased.update(dict.fromkeys(numbers_of(runs), Lease(client, grant, deadline)))
+            for run in runs:
+                self.lease_timers.push(deadline, run)
+        for target, redrive, turn, runs in snapshot.moving:
+            self.moving.update(dict.fromkeys(numbers_of(runs), Move(target, redrive, turn)))
+        for column in ("waiting", "tries", "priorities", "limits", "expiries", "documents", "dead", "finished"):
+            getattr(self, column).update(getattr(snapshot, column))
+        self.cancel_asked.update(snapshot.cancel_asked)
+        self.confirming = snapshot.confirming
+        self.due_timers.rebuild((due >> 1, run_of(number, 1)) for number, due in self.waiting.items())
+        self.expiry_timers.rebuild((at, run_of(number, 1)) for number, at in self.expiries.items())
+        self.finish_timers.rebuild((kept >> 1, run_of(number, 1)) for number, kept in self.finished.items())
+        self.dedup.live, self.dedup.digests, self.dedup.names = snapshot.live, snapshot.digests, snapshot.names
+        self.dedup.ended.load(snapshot.ended, snapshot.at)
+        self.dedup.requests.load(snapshot.requests, snapshot.at)
+        self.dedup.arrivals = snapshot.arrivals
+        self.totals = snapshot.totals
+
+    @classmethod
+    def recover(cls, incarnation: str, index: int, dedup_window: int, recovered: Recovered) -> Partition:
+        partition = cls(incarnation, index, dedup_window)
+        if recovered.snapshot is not None:
+            partition._restore(_decode(recovered.snapshot))
+            partition.turn = recovered.snapshot_turn
+        for row in recovered.rows:
+            partition.replay(row)
+        return partition
+
+
+def document_keys(number: int, documents: int) -> list[int]:
+    return [number << 2 | part for part in range(3) if documents >> part & 1]
+
+
+def _above(runs: Sequence[int], after: int, limit: int) -> Iterable[int]:
+    """The first `limit` numbers above `after` of these runs, taken from the lowest."""
+    left = limit
+    for run in sorted(runs):
+        first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+        for number in range(max(first, after + 1), min(first + count, max(first, after + 1) + left)):
+            left -= 1
+            yield number
+        if left <= 0:
+            return

@@ -1,0 +1,282 @@
+"""Items on their way between two queues: the dead to their dead queue, the redriven back.
+
+A move takes three durable steps, each a turn of its own loop, so that a crash in between repeats and never loses
+or doubles: the source marks the item (`died` or `moving`) and sends it; the target takes it in under the
+transfer's name; the source lets go (`moved`) and tells the target, which forgets the name (`forgot`), and then so
+does the source (`forgotten`).
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import msgspec
+
+from millpond.errors import MillpondError, NotFound
+from millpond.history.format import Event, Record, Source
+from millpond.model import DeadReason
+from millpond.queue.dedup import transfer_digest
+from millpond.queue.dispatch import Held, choose_writable, id_taken, key_taken, names_of
+from millpond.queue.lane import Lane, Part, TurnJob
+from millpond.queue.partition import REASONS, Move
+from millpond.queue.requests import Arrive, Forget, Transfer
+from millpond.queue.state import QueueState
+
+TRANSFER_BATCH = 500  # items a message: bounds the memory of a flood of dead letters
+RESEND_MS = 1_000  # after a target that was away
+
+
+# ---- the source -------------------------------------------------------------------------------------------
+
+
+def send_transfers(queue: QueueState, lane: Lane, now: int) -> None:
+    """Read and send what is to be moved and not yet on its way."""
+    partition = lane.partition
+    if now < lane.resend_at:
+        return
+    if len(partition.moving) > len(lane.sent):
+        unsent = (number for number in partition.moving if number not in lane.sent)
+        batch = list(islice(unsent, TRANSFER_BATCH))
+        target = partition.moving[batch[0]].target
+        batch = [number for number in batch if partition.moving[number].target == target]
+        if queue.queue_exists(target):
+            lane.sent.update(batch)
+            for number in batch:
+                lane.want(number, 1)
+                lane.want_documents(number)
+            lane.draft.parts.append(SendPart(queue, target, batch))
+        else:
+            partition.change(Event.KEPT, batch, REASONS.index(DeadReason.REJECTED))
+    if len(partition.confirming) > len(lane.confirming):
+        for target in set(partition.confirming.values()):
+            names = [n for n, to in partition.confirming.items() if to == target and n not in lane.confirming]
+            if names:
+                lane.confirming.update(names)
+                queue.outbox.append(Forget(target, lane.index, names))
+
+
+class SendPart(Part):
+    __slots__ = ("_numbers", "_queue", "_target")
+
+    def __init__(self, queue: QueueState, target: str, numbers: list[int]) -> None:
+        self._queue = queue
+        self._target = target
+        self._numbers = numbers
+
+    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        transfers = [_transfer(self._queue, lane, job, number) for number in self._numbers]
+        self._queue.outbox.append(Arrive(self._target, lane.index, self._numbers, transfers))
+
+    def again(self, lane: Lane) -> None:
+        """Found anew: the lane was loaded again and has nothing on its way."""
+
+    def deadline(self) -> int:
+        return 1 << 62
+
+
+def _transfer(queue: QueueState, lane: Lane, job: TurnJob, number: int) -> Transfer:
+    partition, record = lane.partition, lane.record(job, number)
+    move = partition.moving[number]
+    created = partition.chunks.created_of(number)
+    item_id = record.id or partition.mint.id(number)
+    correlation_id = record.correlation_id or partition.mint.correlation_id(number, created)
+    parts = {part: job.documents[number << 2 | part] for part in range(3) if number << 2 | part in job.documents}
+    if move.redrive:
+        assert record.source is not None
+        source, wanted = record.source, record.source.id
+        moved = _copy(record, correlation_id, source.key, source.max_attempts)
+        moved.source = Source(queue.definition.name, wanted, source.attempts, source.reason)
+    else:
+        wanted = None
+        moved = _copy(record, correlation_id, None, -1)
+        reason = REASONS[partition.dead[number] & 0xFF]
+        attempts = partition.attempts(number)
+        moved.source = Source(queue.definition.name, item_id, attempts, reason, record.key, record.max_attempts)
+    name = transfer_digest(partition.incarnation, partition.index, number, move.turn)
+    return Transfer(name, moved, wanted, partition.documents.get(number, 0), parts)
+
+
+def _copy(record: Record, correlation_id: str, key: str | None, max_attempts: int) -> Record:
+    """The same item in another queue: what belongs to its time in this one is left behind."""
+    return msgspec.structs.replace(
+        record,
+        id=None,
+        key=key,
+        enqueue_at=0,
+        max_attempts=max_attempts,
+        expire_deadline=0,
+        correlation_id=correlation_id,
+    )
+
+
+def settle_transfer(queue: QueueState, request: Arrive | Forget, now: int) -> None:
+    """The target has answered."""
+    lane = queue.lanes.get(request.partition)
+    if lane is None:
+        return
+    gone = isinstance(request.error, NotFound)
+    if request.error is not None and not (gone and isinstance(request, Forget)):
+        lane.resend_at = now + RESEND_MS
+        if isinstance(request, Arrive):
+            lane.sent.difference_update(request.numbers)
+        else:
+            lane.confirming.difference_update(request.names)
+    elif isinstance(request, Arrive):
+        lane.waiting.append(MovedPart(request))
+    else:
+        lane.waiting.append(ForgottenPart(request))
+
+
+class MovedPart(Part):
+    """The target has the items: let go of them here."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Arrive) -> None:
+        self._request = request
+
+    def apply(self, lane: Lane, now: int) -> None:
+        partition = lane.partition
+        numbers, names = [], []
+        for number, transfer in zip(self._request.numbers, self._request.transfers, strict=True):
+            move = partition.moving.get(number)
+            if move is not None and transfer.name == _name(lane, number, move):
+                numbers.append(number)
+                names.append(transfer.name)
+        if numbers:
+            partition.change(Event.MOVED, numbers, names, self._request.target)
+
+    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        lane.sent.difference_update(self._request.numbers)
+
+    def deadline(self) -> int:
+        return 1 << 62
+
+
+class ForgottenPart(Part):
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Forget) -> None:
+        self._request = request
+
+    def apply(self, lane: Lane, now: int) -> None:
+        lane.partition.change(Event.FORGOTTEN, self._request.names)
+
+    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        lane.confirming.difference_update(self._request.names)
+
+    def deadline(self) -> int:
+        return 1 << 62
+
+
+def _name(lane: Lane, number: int, move: Move) -> bytes:
+    return transfer_digest(lane.partition.incarnation, lane.index, number, move.turn)
+
+
+# ---- the target -------------------------------------------------------------------------------------------
+
+
+class ArrivePart(Part):
+    __slots__ = ("_queue", "_request")
+
+    def __init__(self, queue: QueueState, request: Arrive) -> None:
+        self._queue = queue
+        self._request = request
+
+    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        self._request.answer(None)
+
+    def again(self, lane: Lane) -> None:
+        self._queue.arrives.append(self._request)
+
+    def fail(self, error: MillpondError) -> None:
+        self._request.fail(error)
+
+    def deadline(self) -> int:
+        return self._request.deadline
+
+
+def assign_arrives(queue: QueueState, now: int) -> None:
+    waiting, queue.arrives = queue.arrives, []
+    for request in waiting:
+        try:
+            missing = [transfer for transfer in request.transfers if not _has_arrived(queue, transfer.name)]
+            lane = choose_writable(queue)
+            if not missing:
+                request.answer(None)
+            elif lane is None:
+                queue.arrives.append(request)
+            else:
+                _take_in(queue, lane, missing, now)
+                lane.draft.parts.append(ArrivePart(queue, request))
+        except Held:
+            queue.arrives.append(request)
+        except MillpondError as error:
+            request.fail(error)
+
+
+def _has_arrived(queue: QueueState, name: bytes) -> bool:
+    found = False
+    for lane in queue.lanes.values():
+        if not lane.known or name in lane.draft.names:
+            raise Held(lane)
+        if name in lane.partition.dedup.arrivals:
+            if not lane.free:
+                raise Held(lane)
+            found = True
+    return found
+
+
+def _take_in(queue: QueueState, lane: Lane, transfers: list[Transfer], now: int) -> None:
+    records: list[bytes | Record] = []
+    names: set[bytes] = set()
+    size = 0
+    for transfer in transfers:
+        record = transfer.record
+        if transfer.wanted_id is not None and not id_taken(queue, transfer.wanted_id, now):
+            record = msgspec.structs.replace(record, id=transfer.wanted_id, source=None)
+        if record.key is not None and key_taken(queue, record.key, now):
+            record = msgspec.structs.replace(record, key=None)
+        records.append(record)
+        names.update(names_of(record))
+        size += len(record.payload)
+    lane.draft.names.update(names)
+    first = lane.add(records, size)
+    queue.rates.count("produced", len(records), now)
+    for number, transfer in enumerate(transfers, first):
+        for part, document in transfer.parts.items():
+            lane.draft.documents[number << 2 | part] = document
+        lane.draft.arrivals.append((transfer.name, number, transfer.documents))
+        lane.draft.names.add(transfer.name)
+
+
+class ForgetPart(Part):
+    __slots__ = ("_names", "_request")
+
+    def __init__(self, request: Forget, names: list[bytes]) -> None:
+        self._request = request
+        self._names = names
+
+    def apply(self, lane: Lane, now: int) -> None:
+        names = [name for name in self._names if name in lane.partition.dedup.arrivals]
+        if names:
+            lane.partition.change(Event.FORGOT, names)
+
+    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        self._request.missing -= 1
+        if not self._request.missing and not self._request.answered:
+            self._request.answer(None)
+
+    def fail(self, error: MillpondError) -> None:
+        if not self._request.answered:
+            self._request.fail(error)
+
+    def deadline(self) -> int:
+        return self._request.deadline
+
+
+def assign_forget(queue: QueueState, request: Forget) -> None:
+    """Any lane may hold the names; each says what it knows."""
+    request.missing = len(queue.lanes)
+    for lane in queue.lanes.values():
+        lane.waiting.append(ForgetPart(request, request.names))

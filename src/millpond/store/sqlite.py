@@ -1,0 +1,471 @@
+"""Stores in SQLite: a file a partition, and one statement a turn.
+
+A whole turn is one INSERT into a temporary view, whose trigger (see sqlite.sql) writes the tables. So a commit is
+one call and one transaction of its own: it gives up the GIL once, and there is nothing to roll back by hand.
+Each file has one connection, which holds the file's lock for as long as it is open.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.resources
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from millpond.model import QueueDefinition
+from millpond.store.base import JournalRow, Recovered, Store, StoreFailed, StoreFull, Turn
+
+PAGE_BYTES = 8192  # measured: a chunk of 100 small items is three pages
+CHECKPOINT_PAGES = 2000  # 16 MB of log between checkpoints
+CHECKPOINT_PAGES_RELIEVED = 100  # when the reserve is given up, many stores' logs must fit into it
+LOG_BYTES_MAX = 2 * CHECKPOINT_PAGES * PAGE_BYTES  # a log that a huge snapshot blew up is cut back to this
+CACHE_KIB = 1024  # thousands of partitions are open at a time, and the engine has a cache of its own
+TRIM_ROWS_MAX = 2000  # bounds what a trim adds to its commit
+RESERVE_BYTES = 8 << 20  # room for the logs of some ten busy partitions on a full disk
+SHRINK_FREE_BYTES = 32 << 20  # fewer free pages are left for new items
+SHRINK_LIVE_BYTES = 16 << 20  # shrinking copies what is live: a tenth of a second at most
+
+SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+PARTITION_UPGRADES = ("partition_1",)  # step n brings a file of version n to n + 1; a new file is of version 0
+REGISTRY_UPGRADES = ("registry_1",)
+
+
+def load_statements(text: str) -> dict[str, str]:
+    """`-- name: x` opens a statement."""
+    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+SQL = load_statements(importlib.resources.files("millpond.store").joinpath("sqlite.sql").read_text("utf-8"))
+
+# ---- files ------------------------------------------------------------------------------------------------
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable: a file's own fsync does not promise that."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def is_full(problem: BaseException, connection: apsw.Connection | None) -> bool:
+    """A full disk is an error of its own, but a quota that is used up is any I/O error with a certain errno."""
+    if isinstance(problem, apsw.FullError):
+        return True
+    if isinstance(problem, OSError):
+        return problem.errno in NO_ROOM
+    if connection is None or not isinstance(problem, apsw.IOError | apsw.CantOpenError):
+        return False
+    failed_sync = (
+        getattr(problem, "extendedresult", 0) == apsw.SQLITE_IOERR_FSYNC
+    )  # then the writes before it may stand
+    return connection.system_errno in NO_ROOM and not failed_sync
+
+
+def describe(path: Path, problem: BaseException) -> str:
+    if isinstance(problem, apsw.BusyError):
+        return f"{path} is open in another process; stop that one first"
+    if isinstance(problem, apsw.CorruptError | apsw.NotADBError):
+        return f"{path} is damaged ({problem}); restore it from a copy"
+    return f"{path} could not be used ({type(problem).__name__}: {problem}); see to the disk, then try again"
+
+
+class Reserve:
+    """Room on the disk that is held back for the day when it is full, shared by the stores of a directory."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._size = size
+        self._lock = threading.Lock()
+        self._tried = False
+        self.held = True  # until known better
+
+    def take_at_first(self) -> None:
+        """Once only: whether a reserve that was given up is taken back is for the engine to say."""
+        if not self._tried:
+            self.take()
+
+    def take(self) -> bool:
+        with self._lock:
+            if not self._tried or not self.held:
+                self._tried = True
+                self.held = self._allocate()
+            return self.held
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._tried = True
+            self.held = False
+            self._path.unlink(missing_ok=True)
+
+    def _allocate(self) -> bool:
+        """Really allocated, not sparse. As much again must be free, or it would be given up again at once."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, 2 * self._size)
+                os.ftruncate(descriptor, self._size)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            self._path.unlink(missing_ok=True)
+            return False
+        return True
+
+
+# ---- connections ------------------------------------------------------------------------------------------
+
+
+def connect(path: Path, upgrades: Sequence[str], durability: str, vfs: str | None) -> apsw.Connection:
+    """Opens or creates the file, of the newest version, with nothing in it that a power cut could undo."""
+    make_directory(path.parent)
+    connection = apsw.Connection(str(path), vfs=vfs)
+    try:
+        connection.pragma("page_size", PAGE_BYTES)
+        connection.pragma("locking_mode", "EXCLUSIVE")  # before the first access: then there is no shared memory
+        connection.pragma("journal_mode", "WAL")
+        connection.pragma("synchronous", SYNCHRONOUS[durability])
+        connection.pragma("journal_size_limit", LOG_BYTES_MAX)
+        connection.pragma("cache_size", -CACHE_KIB)
+        connection.pragma("secure_delete", 0)
+        connection.pragma("temp_store", "MEMORY")
+        connection.wal_autocheckpoint(CHECKPOINT_PAGES)
+        upgrade(connection, path, upgrades)
+        settle(connection)
+    except BaseException:
+        close_quietly(connection)
+        raise
+    return connection
+
+
+def upgrade(connection: apsw.Connection, path: Path, upgrades: Sequence[str]) -> None:
+    version = connection.pragma("user_version")
+    if version > len(upgrades):
+        raise StoreFailed(
+            f"{path} is of version {version}, and this millpond knows {len(upgrades)} at most; upgrade millpond"
+        )
+    if version == 0:  # its name is made durable before anything in it counts
+        sync_directory(path.parent)
+        sync_directory(path.parent.parent)
+    for step in range(version, len(upgrades)):
+        connection.execute(f"BEGIN IMMEDIATE; {SQL[upgrades[step]]}; PRAGMA user_version = {step + 1}; COMMIT")
+
+
+def settle(connection: apsw.Connection) -> None:
+    """Moves the log into the file, both synced. After a failed commit the log may hold what only memory has."""
+    try:
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except apsw.FullError:
+        pass  # the log was synced before the file ran out of room: nothing can be lost
+
+
+def close_quietly(connection: apsw.Connection) -> None:
+    """What was acknowledged is durable already; what fails to be tidied up now, the next opening tidies up."""
+    try:
+        connection.close()
+    except apsw.Error:
+        pass
+
+
+def json_array(rows: Sequence[Any]) -> str | None:
+    return msgspec.json.encode(rows).decode() if rows else None
+
+
+def pack(rows: Sequence[tuple[Any, ...]], bodies: Sequence[bytes]) -> tuple[str | None, bytes | None]:
+    """Rows and their bodies as two values: SQLite takes no arrays of blobs that a trigger could read."""
+    if not rows:
+        return None, None
+    index, place = [], 1
+    for row, body in zip(rows, bodies, strict=True):
+        index.append((*row, place, len(body)))
+        place += len(body)
+    return json_array(index), b"".join(bodies)
+
+
+# ---- the store --------------------------------------------------------------------------------------------
+
+
+class SqliteStore:
+    """A partition's store. After an error it is closed: only `recover` opens it again."""
+
+    def __init__(self, path: Path, durability: str, reserve: Reserve, vfs: str | None) -> None:
+        self._path = path
+        self._durability = durability
+        self._reserve = reserve
+        self._vfs = vfs
+        self._connection: apsw.Connection | None = None
+        self._last_turn = 0
+        self._snapshot_turn = 0
+        self._total = 0  # bytes of events so far
+        self._reserve_held = True  # what the connection's checkpoints are set for
+
+    def recover(self) -> Recovered:
+        self.close()
+        with self._failing():
+            self._connection = connection = self._connect()
+            self._shrink(connection)
+            connection.execute(SQL["turn"])
+            recovered = self._read_state(connection)
+            self._total = connection.execute(SQL["journal_total"]).get
+        self._snapshot_turn = recovered.snapshot_turn
+        self._last_turn = recovered.rows[-1].turn if recovered.rows else recovered.snapshot_turn
+        return recovered
+
+    def commit(self, turn: Turn) -> None:
+        connection = self._open_connection()
+        if turn.number != self._last_turn + 1:
+            self.close()
+            raise StoreFailed(f"{self._path}: turn {turn.number} cannot follow {self._last_turn}; recover, then go on")
+        if self._reserve_held is not self._reserve.held:
+            self._fit_checkpoints(connection)
+        total = self._total + len(turn.events)
+        snapshot_turn = self._snapshot_turn if turn.snapshot is None else turn.number
+        try:
+            connection.execute(SQL["commit"], bindings_of(turn, total, snapshot_turn))
+        except Exception as problem:
+            raise self._failed_commit(turn.number, problem) from problem
+        except BaseException:
+            self.close()
+            raise
+        self._last_turn, self._total, self._snapshot_turn = turn.number, total, snapshot_turn
+
+    def read(self, chunks: Sequence[int], docs: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        connection = self._open_connection()
+        with self._failing():
+            return (
+                dict(connection.execute(SQL["read_chunks"], (json_array(chunks),))) if chunks else {},
+                dict(connection.execute(SQL["read_docs"], (json_array(docs),))) if docs else {},
+            )
+
+    def journal(self, after: int, limit: int) -> list[JournalRow]:
+        connection = self._open_connection()
+        with self._failing():
+            return journal_rows(connection.execute(SQL["journal_page"], (after, limit)))
+
+    def ended(self, number: int, since: int) -> Iterator[JournalRow]:
+        """No statement stays open between rows: it would keep the log from being reused."""
+        connection = self._open_connection()
+        with self._failing():
+            turns = connection.execute(SQL["journal_ended"], (since, number)).fetchall()
+        for turn in turns:
+            with self._failing():
+                rows = journal_rows(self._open_connection().execute(SQL["journal_row"], turn))
+            yield from rows
+
+    def relieve(self, full: bool) -> bool:
+        if full:
+            self._reserve.give_up()
+            return False
+        return self._reserve.take()
+
+    def size(self) -> int:
+        return sum(bytes_of(file) for file in (self._path, log_of(self._path)))
+
+    def check(self) -> list[str]:
+        connection = self._open_connection()
+        try:
+            found = [str(line) for (line,) in connection.execute("PRAGMA quick_check")]
+            problems = [line for line in found if line != "ok"]
+            for statement in ("check_chunks", "check_journal"):
+                problems += [line for (line,) in connection.execute(SQL[statement])]
+        except apsw.Error as problem:
+            return [describe(self._path, problem)]
+        return problems
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            close_quietly(connection)
+
+    # ---- inside ----
+
+    def _connect(self) -> apsw.Connection:
+        connection = connect(self._path, PARTITION_UPGRADES, self._durability, self._vfs)
+        self._reserve.take_at_first()
+        self._fit_checkpoints(connection)
+        return connection
+
+    def _open_connection(self) -> apsw.Connection:
+        if self._connection is None:
+            raise StoreFailed(f"{self._path} is not open; recover it first")
+        return self._connection
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreFailed:
+            self.close()
+            raise
+        except (apsw.Error, OSError) as problem:
+            full = is_full(problem, self._connection)
+            self.close()
+            raise (StoreFull if full else StoreFailed)(describe(self._path, problem)) from problem
+
+    def _failed_commit(self, number: int, problem: Exception) -> StoreFailed:
+        """StoreFull promises that nothing was written: only the file itself, opened again, can say so."""
+        full = is_full(problem, self._connection)
+        self.close()
+        if full and self._stored_turn(unknown=number) < number:
+            return StoreFull(f"{self._path} has no room ({problem}); free some disk space")
+        return StoreFailed(describe(self._path, problem))
+
+    def _stored_turn(self, unknown: int) -> int:
+        try:
+            connection = self._connect()
+        except (apsw.Error, OSError, StoreFailed):
+            return unknown
+        try:
+            return int(connection.execute(SQL["last_turn"]).get)
+        except apsw.Error:
+            return unknown
+        finally:
+            close_quietly(connection)
+
+    def _read_state(self, connection: apsw.Connection) -> Recovered:
+        turn, state = connection.execute(SQL["snapshot"]).get or (0, None)
+        rows = journal_rows(connection.execute(SQL["journal_after"], (turn,)))
+        if rows and rows[-1].turn - turn != len(rows):
+            raise StoreFailed(f"{self._path} lacks turns after turn {turn}; restore it from a copy")
+        return Recovered(snapshot_turn=turn, snapshot=state, rows=rows)
+
+    def _fit_checkpoints(self, connection: apsw.Connection) -> None:
+        self._reserve_held = self._reserve.held
+        connection.wal_autocheckpoint(CHECKPOINT_PAGES if self._reserve_held else CHECKPOINT_PAGES_RELIEVED)
+
+    def _shrink(self, connection: apsw.Connection) -> None:
+        """Gives the disk back what a long backlog took, once it is drained and the partition is opened again."""
+        free = connection.pragma("freelist_count") * PAGE_BYTES
+        live = connection.pragma("page_count") * PAGE_BYTES - free
+        if free >= SHRINK_FREE_BYTES and live <= SHRINK_LIVE_BYTES:
+            try:
+                connection.execute("VACUUM")
+                settle(connection)
+            except apsw.FullError:
+                pass  # it copies before it frees; another time
+
+
+def journal_rows(cursor: Iterable[Any]) -> list[JournalRow]:
+    return [JournalRow(turn, at, events) for turn, at, events in cursor]
+
+
+def bindings_of(turn: Turn, total: int, snapshot_turn: int) -> tuple[Any, ...]:
+    """The columns of the view, in order."""
+    ended_lo, ended_hi = turn.ended or (None, None)
+    trim = turn.trim
+    return (
+        *(turn.number, turn.at, ended_lo, ended_hi, total, turn.events),
+        *pack([(chunk.first, chunk.count) for chunk in turn.chunks], [chunk.body for chunk in turn.chunks]),
+        json_array(turn.chunk_drops),
+        *pack([(number,) for number in turn.docs], list(turn.docs.values())),
+        json_array(turn.doc_drops),
+        turn.snapshot,
+        *((trim.before_at, trim.keep_bytes, min(trim.keep_from, snapshot_turn)) if trim else (None, None, None)),
+        TRIM_ROWS_MAX,
+    )
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def bytes_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+class SqliteStores:
+    """`<directory>/queues/<incarnation>/<partition>.db`, and the reserve beside them."""
+
+    def __init__(self, directory: Path, vfs: str | None = None, reserve_bytes: int = RESERVE_BYTES) -> None:
+        self._directory = directory.absolute()
+        self._vfs = vfs
+        self._reserve = Reserve(self._directory / "reserve", reserve_bytes)
+
+    def open(self, incarnation: str, partition: int, durability: str) -> Store:
+        path = self._directory / "queues" / incarnation / f"{partition}.db"
+        return SqliteStore(path, durability, self._reserve, self._vfs)
+
+    def destroy(self, incarnation: str, partitions: Sequence[int]) -> None:
+        folder = self._directory / "queues" / incarnation
+        if not folder.exists():
+            return
+        for partition in partitions:
+            for suffix in ("", "-wal", "-journal"):
+                (folder / f"{partition}.db{suffix}").unlink(missing_ok=True)
+        sync_directory(folder)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+            sync_directory(folder.parent)
+
+
+class SqliteRegistry:
+    """`<directory>/meta.db`. While it is open no other process can open it, and so none can use the directory.
+
+    It opens itself, also after an error: a row is written whole, so a `put` that failed can be sent again.
+    """
+
+    def __init__(self, directory: Path, vfs: str | None = None) -> None:
+        self._path = directory.absolute() / "meta.db"
+        self._vfs = vfs
+        self._connection: apsw.Connection | None = None
+
+    def load(self) -> list[QueueDefinition]:
+        decode = msgspec.msgpack.Decoder(QueueDefinition).decode
+        with self._connected() as connection:
+            rows: Iterable[Any] = connection.execute(SQL["registry_load"]).fetchall()
+        try:
+            return [decode(definition) for (definition,) in rows]
+        except msgspec.MsgspecError as problem:
+            raise StoreFailed(
+                f"{self._path} holds a queue that cannot be read ({problem}); upgrade millpond"
+            ) from problem
+
+    def put(self, definitions: Sequence[QueueDefinition]) -> None:
+        encode = msgspec.msgpack.Encoder().encode
+        index, bodies = pack([(one.name,) for one in definitions], [encode(one) for one in definitions])
+        if index is None:
+            return
+        with self._connected() as connection:
+            connection.execute(SQL["registry_put"], (index, bodies))
+
+    def remove(self, name: str) -> None:
+        with self._connected() as connection:
+            connection.execute(SQL["registry_remove"], (name,))
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            close_quietly(connection)
+
+    @contextmanager
+    def _connected(self) -> Iterator[apsw.Connection]:
+        try:
+            if self._connection is None:
+                self._connection = connect(self._path, REGISTRY_UPGRADES, "full", self._vfs)
+            yield self._connection
+        except (apsw.Error, OSError) as problem:
+            full = is_full(problem, self._connection)
+            self.close()
+            raise (StoreFull if full else StoreFailed)(describe(self._path, problem)) from problem

@@ -1,0 +1,143 @@
+-- Every statement of store/sqlite.py. `-- name:` opens one; the line under it says what it is for.
+
+-- name: partition_1
+-- Version 1 of a partition's file begins here: items, packed as a producing turn wrote them.
+CREATE TABLE chunk (first INTEGER PRIMARY KEY, count INTEGER NOT NULL, body BLOB NOT NULL);
+-- What an item gathers on its way.
+CREATE TABLE doc (number INTEGER PRIMARY KEY, body BLOB NOT NULL);
+-- The partition's state after a turn: one row.
+CREATE TABLE snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), turn INTEGER NOT NULL, state BLOB NOT NULL);
+-- A row a turn. `total` is the bytes of events of this row and of all before it; `events` is last, so that
+-- the small columns are read without it.
+CREATE TABLE journal (
+    turn INTEGER PRIMARY KEY,
+    at INTEGER NOT NULL,
+    ended_lo INTEGER,
+    ended_hi INTEGER,
+    total INTEGER NOT NULL,
+    events BLOB NOT NULL
+);
+-- Finds the turns that may have ended an item without reading the journal.
+CREATE INDEX journal_ended ON journal (at, ended_lo, ended_hi) WHERE ended_lo IS NOT NULL;
+
+-- name: registry_1
+-- Version 1 of the registry's file: `definition` is a QueueDefinition in MessagePack.
+CREATE TABLE queue (name TEXT PRIMARY KEY, definition BLOB NOT NULL) WITHOUT ROWID;
+
+-- name: turn
+-- One INSERT into this view writes a whole turn: one call, one transaction. Of the connection, not of the file.
+CREATE TEMP VIEW turn AS SELECT
+    NULL AS number, NULL AS at, NULL AS ended_lo, NULL AS ended_hi, NULL AS total, NULL AS events,
+    NULL AS chunks,         -- JSON: [[first, count, place in chunk_bodies from 1, bytes], ...]
+    NULL AS chunk_bodies,   -- their bodies, one after the other
+    NULL AS chunk_drops,    -- JSON: [first, ...]
+    NULL AS docs,           -- JSON: [[number, place in doc_bodies from 1, bytes], ...]
+    NULL AS doc_bodies,
+    NULL AS doc_drops,      -- JSON: [number, ...]
+    NULL AS snapshot,
+    NULL AS trim_before_at, NULL AS trim_keep_bytes, NULL AS trim_keep_from, NULL AS trim_rows_max;
+-- What the INSERT does; a column that is NULL does nothing.
+CREATE TEMP TRIGGER turn_commit INSTEAD OF INSERT ON turn BEGIN
+    INSERT INTO journal VALUES (new.number, new.at, new.ended_lo, new.ended_hi, new.total, new.events);
+    -- New chunks, and those that replace one.
+    INSERT OR REPLACE INTO chunk
+        SELECT value ->> 0, value ->> 1, substr(new.chunk_bodies, value ->> 2, value ->> 3)
+        FROM json_each(new.chunks) WHERE new.chunks IS NOT NULL;
+    -- Drops come after writes: what a turn both writes and drops is gone.
+    DELETE FROM chunk
+        WHERE new.chunk_drops IS NOT NULL AND first IN (SELECT value FROM json_each(new.chunk_drops));
+    -- Documents, in the same way.
+    INSERT OR REPLACE INTO doc
+        SELECT value ->> 0, substr(new.doc_bodies, value ->> 1, value ->> 2)
+        FROM json_each(new.docs) WHERE new.docs IS NOT NULL;
+    -- Documents that go.
+    DELETE FROM doc
+        WHERE new.doc_drops IS NOT NULL AND number IN (SELECT value FROM json_each(new.doc_drops));
+    -- The state after this turn.
+    INSERT OR REPLACE INTO snapshot
+        SELECT 1, new.number, new.snapshot WHERE new.snapshot IS NOT NULL;
+    -- Trim up to the first row that is to stay. Turns have no gaps: counting them from the oldest counts rows.
+    DELETE FROM journal WHERE new.trim_keep_from IS NOT NULL AND turn < coalesce(
+        (SELECT turn FROM journal
+            WHERE turn < (SELECT min(turn) FROM journal) + new.trim_rows_max AND turn <= new.trim_keep_from
+                AND at >= new.trim_before_at AND total - length(events) >= new.total - new.trim_keep_bytes
+            ORDER BY turn LIMIT 1),
+        min((SELECT min(turn) FROM journal) + new.trim_rows_max, new.trim_keep_from + 1));
+    -- End of the trigger.
+END;
+
+-- name: commit
+-- Write a turn, all of it or nothing: the columns are those of the view.
+INSERT INTO turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: snapshot
+-- The state to start from.
+SELECT turn, state FROM snapshot;
+
+-- name: journal_after
+-- Rows after a turn, in order: what recovery replays.
+SELECT turn, at, events FROM journal WHERE turn > ? ORDER BY turn;
+
+-- name: journal_page
+-- The same, a page at a time: what history reads.
+SELECT turn, at, events FROM journal WHERE turn > ? ORDER BY turn LIMIT ?;
+
+-- name: journal_row
+-- One row, for a turn that journal_ended found.
+SELECT turn, at, events FROM journal WHERE turn = ?;
+
+-- name: journal_total
+-- Bytes of events ever journalled, as the newest row knows it.
+SELECT coalesce((SELECT total FROM journal ORDER BY turn DESC LIMIT 1), 0);
+
+-- name: last_turn
+-- The newest turn that is stored.
+SELECT max(coalesce((SELECT max(turn) FROM journal), 0), coalesce((SELECT turn FROM snapshot), 0));
+
+-- name: journal_ended
+-- Turns since an instant that may have ended an item, the newest first; read from the index alone.
+SELECT turn FROM journal INDEXED BY journal_ended
+    WHERE ended_lo IS NOT NULL AND at >= ?1 AND ended_lo <= ?2 AND ended_hi >= ?2 ORDER BY at DESC, turn DESC;
+
+-- name: read_chunks
+-- Bodies of the chunks in a JSON array.
+SELECT first, body FROM chunk WHERE first IN (SELECT value FROM json_each(?));
+
+-- name: read_docs
+-- Documents of the items in a JSON array.
+SELECT number, body FROM doc WHERE number IN (SELECT value FROM json_each(?));
+
+-- name: check_chunks
+-- Chunks that lie over one another.
+SELECT format('chunk %d begins inside the chunk before it, which reaches to %d', first, edge - 1)
+    FROM (SELECT first, lag(first + count) OVER (ORDER BY first) AS edge FROM chunk) WHERE first < edge;
+
+-- name: check_journal
+-- Turns that are missing, and totals that do not add up.
+SELECT format('journal turn %d follows turn %d', turn, earlier)
+    FROM (SELECT turn, lag(turn) OVER (ORDER BY turn) AS earlier FROM journal) WHERE turn <> earlier + 1
+UNION ALL
+SELECT format('journal begins at turn %d, but the snapshot is of turn %d', least, state_turn)
+    FROM (SELECT min(turn) AS least, coalesce((SELECT turn FROM snapshot), 0) AS state_turn FROM journal)
+    WHERE least > state_turn + 1
+UNION ALL
+SELECT format('journal ends at turn %d, before the snapshot of turn %d', most, state_turn)
+    FROM (SELECT max(turn) AS most, coalesce((SELECT turn FROM snapshot), 0) AS state_turn FROM journal)
+    WHERE most < state_turn
+UNION ALL
+SELECT format('journal turn %d has total %d, which does not follow from the row before', turn, total)
+    FROM (SELECT turn, total, length(events) AS bytes, lag(total) OVER (ORDER BY turn) AS earlier FROM journal)
+    WHERE total <> earlier + bytes;
+
+-- name: registry_load
+-- All queues.
+SELECT definition FROM queue ORDER BY name;
+
+-- name: registry_put
+-- Write rows in one commit: a JSON array of [name, place in the bodies from 1, bytes], and the bodies.
+INSERT OR REPLACE INTO queue
+    SELECT value ->> 0, substr(?2, value ->> 1, value ->> 2) FROM json_each(?1);
+
+-- name: registry_remove
+-- Forget a queue.
+DELETE FROM queue WHERE name = ?;

@@ -1,0 +1,44 @@
+"""The backends that the conformance suite runs on: one line each in BACKENDS, with what they cannot do as flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.store.base import Chunk, Registry, Stores, Turn
+from millpond.store.memory import MemoryRegistry, MemoryStores
+from millpond.store.sqlite import SqliteRegistry, SqliteStores
+
+RESERVE_BYTES = 64 << 10  # small, so that making it costs the suite nothing
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How to make a backend's factory and registry in a directory, and what it can do."""
+
+    name: str
+    stores: Callable[[Path], Stores]
+    registry: Callable[[Path], Registry]
+    survives_restart: bool = True  # a second factory on the same directory finds what the first one stored
+    exclusive: bool = True  # refuses to open what another store has open
+
+
+BACKENDS = [
+    Backend("memory", lambda _: MemoryStores(), lambda _: MemoryRegistry(), survives_restart=False, exclusive=False),
+    Backend("sqlite", lambda path: SqliteStores(path, reserve_bytes=RESERVE_BYTES), SqliteRegistry),
+]
+
+
+def turn(number: int, **fields: object) -> Turn:
+    """A turn of which a test says only what it is about."""
+    defaults: dict[str, object] = {"at": 1000 * number, "events": b"events of turn %d" % number}
+    return Turn(number=number, **{**defaults, **fields})  # type: ignore[arg-type]
+
+
+def chunk(first: int, count: int = 10, body: bytes | None = None) -> Chunk:
+    return Chunk(first, count, body if body is not None else b"chunk %d" % first)
+
+
+def turns(numbers: Sequence[int], **fields: object) -> list[Turn]:
+    return [turn(number, **fields) for number in numbers]

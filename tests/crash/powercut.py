@@ -1,0 +1,244 @@
+"""Disks that fail, as SQLite VFSs: one whose power is cut, and one that fills up.
+
+`PowerCutDisk` keeps, beside the real files, what a disk would hold for certain: the bytes that were synced, under the
+names that were synced. `cut` writes a directory as it may look after the power is back: all of that, and of what was
+not yet synced any part, sector by sector. Files are made, written and removed through the VFS; only the syncing of
+directories happens outside it, and has to be told to `sync_directory`.
+
+`QuotaDisk` refuses to let the files of a directory grow beyond a quota, whoever made them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import apsw
+
+SECTOR_BYTES = 512  # what a disk writes whole or not at all
+NEW_LOG = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL
+
+names = itertools.count()  # VFS names are global to the process
+
+
+def path_of(name: str | apsw.URIFilename | None) -> str:
+    assert name is not None, "temporary files are in memory"
+    return name if isinstance(name, str) else name.filename()
+
+
+# ---- the power cut ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Write:
+    offset: int
+    data: bytes
+
+    def apply(self, image: bytearray, survives: Callable[[], bool]) -> None:
+        end = self.offset + len(self.data)
+        if len(image) < end:
+            if not survives():  # the growth of the file is a write of its own
+                return
+            image.extend(bytes(end - len(image)))
+        start = self.offset
+        while start < end:
+            stop = min(end, (start // SECTOR_BYTES + 1) * SECTOR_BYTES)
+            if survives():
+                image[start:stop] = self.data[start - self.offset : stop - self.offset]
+            start = stop
+
+
+@dataclass
+class Truncate:
+    size: int
+
+    def apply(self, image: bytearray, survives: Callable[[], bool]) -> None:
+        if survives():
+            del image[self.size :]
+
+
+@dataclass
+class Contents:
+    """A file apart from its name: what was synced, and what was done since."""
+
+    synced: bytearray = field(default_factory=bytearray)
+    pending: list[Write | Truncate] = field(default_factory=list)
+
+    def sync(self) -> None:
+        for change in self.pending:
+            change.apply(self.synced, lambda: True)
+        self.pending.clear()
+
+    def after_cut(self, survives: Callable[[], bool]) -> bytes:
+        image = bytearray(self.synced)
+        for change in self.pending:
+            change.apply(image, survives)
+        return bytes(image)
+
+
+class PowerCutDisk:
+    """Model of the files under `root`. `operations_left` counts down to the power cut; None is no cut."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.operations_left: int | None = None
+        self.fail_syncs = 0  # so many syncs fail, and take with them what they should have synced
+        files = [path for path in root.rglob("*") if path.is_file()]
+        self.live = {str(path): Contents(bytearray(path.read_bytes())) for path in files}
+        self.durable = dict(self.live)
+
+    @property
+    def dead(self) -> bool:
+        return self.operations_left is not None and self.operations_left <= 0
+
+    def operate(self) -> None:
+        """Every operation that changes something begins with this; the last one before the cut fails."""
+        if self.operations_left is not None:
+            self.operations_left -= 1
+            if self.dead:
+                raise apsw.IOError("the power was cut")
+
+    def create(self, path: str) -> Contents:
+        return self.live.setdefault(path, Contents())
+
+    def delete(self, path: str) -> None:
+        self.operate()
+        self.live.pop(path, None)
+
+    def change(self, contents: Contents, change: Write | Truncate) -> None:
+        contents.pending.append(change)  # also if the power goes now: a part of it may be written
+        self.operate()
+
+    def sync(self, contents: Contents) -> None:
+        self.operate()
+        if self.fail_syncs:
+            self.fail_syncs -= 1
+            contents.pending.clear()  # as Linux does: the pages are taken for clean, and the next sync succeeds
+            raise apsw.IOError("the sync failed")
+        contents.sync()
+
+    def sync_directory(self, path: Path) -> None:
+        if self.dead:
+            raise OSError("the power was cut")
+        for name in {*self.live, *self.durable}:
+            if Path(name).parent == path:
+                if name in self.live:
+                    self.durable[name] = self.live[name]
+                else:
+                    del self.durable[name]
+
+    def cut(self, target: Path, random: Random) -> None:
+        """`target` becomes what is found after the cut. How much of the unsynced survives is drawn first."""
+        share = random.choice([0.0, 0.1, 0.5, 0.9, 1.0])
+
+        def survives() -> bool:
+            return random.random() < share
+
+        for name in sorted({*self.live, *self.durable}):
+            contents = (self.live if survives() else self.durable).get(name)
+            if contents is not None:
+                path = target / Path(name).relative_to(self.root)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(contents.after_cut(survives))
+
+
+class PowerCutFile(apsw.VFSFile):
+    def __init__(self, disk: PowerCutDisk, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        super().__init__("", name, flags)
+        self.disk = disk
+        self.path = path_of(name)
+        self.contents = disk.create(self.path)
+        # SQLite syncs the directory of a log with the log's first sync.
+        self.syncs_directory = bool(flags[0] & apsw.SQLITE_OPEN_CREATE and flags[0] & NEW_LOG)
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        self.disk.change(self.contents, Write(offset, bytes(data)))
+        super().xWrite(data, offset)
+
+    def xTruncate(self, newsize: int) -> None:
+        self.disk.change(self.contents, Truncate(newsize))
+        super().xTruncate(newsize)
+
+    def xSync(self, flags: int) -> None:
+        self.disk.sync(self.contents)
+        if self.syncs_directory:
+            self.disk.sync_directory(Path(self.path).parent)
+            self.syncs_directory = False
+
+
+class PowerCutVFS(apsw.VFS):
+    def __init__(self, name: str, disk: PowerCutDisk) -> None:
+        super().__init__(name, "")
+        self.disk = disk
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> PowerCutFile:
+        return PowerCutFile(self.disk, name, flags)
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:
+        self.disk.delete(filename)
+        super().xDelete(filename, False)
+        if syncdir:
+            self.disk.sync_directory(Path(filename).parent)
+
+
+@contextmanager
+def power_cut_vfs(disk: PowerCutDisk) -> Iterator[str]:
+    """The name of a VFS on that disk."""
+    name = f"power-cut-{next(names)}"
+    vfs = PowerCutVFS(name, disk)
+    try:
+        yield name
+    finally:
+        vfs.unregister()
+
+
+# ---- the full disk ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class QuotaDisk:
+    """Every file under `root` counts, the reserve too. `quota` may be changed as others use and free the disk."""
+
+    root: Path
+    quota: int
+
+    def free(self) -> int:
+        return self.quota - sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+
+    def grow(self, count: int) -> None:
+        if count > 0 and count > self.free():
+            raise apsw.FullError("the disk is full")
+
+
+class QuotaFile(apsw.VFSFile):
+    def __init__(self, disk: QuotaDisk, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        super().__init__("", name, flags)
+        self.disk = disk
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        self.disk.grow(offset + len(data) - self.xFileSize())
+        super().xWrite(data, offset)
+
+
+class QuotaVFS(apsw.VFS):
+    def __init__(self, name: str, disk: QuotaDisk) -> None:
+        super().__init__(name, "")
+        self.disk = disk
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> QuotaFile:
+        return QuotaFile(self.disk, name, flags)
+
+
+@contextmanager
+def quota_vfs(disk: QuotaDisk) -> Iterator[str]:
+    """The name of a VFS on that disk."""
+    name = f"quota-{next(names)}"
+    vfs = QuotaVFS(name, disk)
+    try:
+        yield name
+    finally:
+        vfs.unregister()

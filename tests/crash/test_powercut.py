@@ -1,0 +1,226 @@
+"""Acknowledged turns survive any power cut, whole; unacknowledged ones are there whole or not at all.
+
+A failure names its seed: `pytest tests/crash/test_powercut.py -k seed-17-` plays it again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from millpond.store import sqlite
+from millpond.store.base import Chunk, Recovered, Store, StoreFailed, Stores, Trim, Turn
+from millpond.store.memory import MemoryStores
+from millpond.store.sqlite import SqliteStores
+from tests.crash.powercut import PowerCutDisk, Truncate, Write, power_cut_vfs
+
+SEEDS = 40
+LIVES = 6  # cuts in a row, each on what the one before it left: 240 in all
+RESERVE_BYTES = 4096
+
+
+class Work:
+    """The turns of a partition, drawn as they are asked for, and what a store must hold after them."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.turns: list[Turn] = []
+        self.firsts: list[int] = []  # of chunks to drop some day
+        self.firsts_ever: set[int] = set()
+
+    def next(self) -> Turn:
+        random, number = self.random, len(self.turns) + 1
+        firsts = [number * 100 + place * 10 for place in range(random.choice([0, 1, 1, 3]))]
+        numbers = [random.randrange(50) for _ in range(random.choice([0, 0, 4]))]
+        turn = Turn(
+            number=number,
+            at=number * 10,
+            events=random.randbytes(random.choice([0, 50, 9000])),
+            ended=random.choice([None, (number, number + 5)]),
+            chunks=[Chunk(first, 10, random.randbytes(random.choice([10, 3000, 30_000]))) for first in firsts],
+            chunk_drops=[self.firsts.pop(random.randrange(len(self.firsts))) for _ in range(len(self.firsts) // 3)],
+            docs={one: random.randbytes(100) for one in numbers},
+            doc_drops=[random.randrange(50)] if random.random() < 0.3 else [],
+            snapshot=random.randbytes(random.choice([10, 100_000])) if random.random() < 0.1 else None,
+            trim=Trim(number * 10 - 100, 20_000, number) if random.random() < 0.3 else None,
+        )
+        self.firsts += firsts
+        self.firsts_ever.update(firsts)
+        self.turns.append(turn)
+        return turn
+
+    def forget_after(self, number: int) -> None:
+        """What was not stored never happened; chunks that such a turn dropped simply stay."""
+        del self.turns[number:]
+
+    def expected(self) -> object:
+        store = MemoryStores().open("expected", 0, "full")
+        store.recover()
+        for turn in self.turns:
+            store.commit(turn)
+        return self.look(store)
+
+    def look(self, store: Store) -> object:
+        read = store.read(sorted(self.firsts_ever), range(50))
+        return store.recover(), read, store.journal(0, 1000), list(store.ended(7, 0))
+
+
+def last_turn(recovered: Recovered) -> int:
+    return recovered.rows[-1].turn if recovered.rows else recovered.snapshot_turn
+
+
+@contextmanager
+def stores_on(disk: PowerCutDisk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stores]:
+    with power_cut_vfs(disk) as vfs, monkeypatch.context() as patch:
+        patch.setattr(sqlite, "sync_directory", disk.sync_directory)
+        yield SqliteStores(disk.root, vfs=vfs, reserve_bytes=RESERVE_BYTES)
+
+
+def live(store: Store, work: Work) -> int:
+    """Recovers, and commits until the power is cut. Returns the last turn that was known to be stored."""
+    known = 0
+    try:
+        known = last_turn(store.recover())
+        work.forget_after(known)
+        while True:
+            turn = work.next()
+            store.commit(turn)
+            known = turn.number
+    except StoreFailed:
+        store.close()
+        return known
+
+
+def find(root: Path, work: Work, durability: str) -> int:
+    """The last turn in a copy of what a cut left; asserts that the turns up to it are there, and nothing else."""
+    copy = root.with_name("copy")
+    shutil.copytree(root, copy)
+    store = SqliteStores(copy, reserve_bytes=RESERVE_BYTES).open("incarnation", 0, durability)
+    found = last_turn(store.recover())
+    work.forget_after(found)
+    assert work.look(store) == work.expected()
+    assert store.check() == []
+    store.close()
+    shutil.rmtree(copy)
+    return found
+
+
+def losses(seed: int, durability: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Life after life, each ended by a cut; yields how many known turns it lost."""
+    random = Random(seed)
+    monkeypatch.setattr(sqlite, "CHECKPOINT_PAGES", random.choice([5, 20, 60]))
+    work, root, known = Work(random), path / "life-0", 0
+    root.mkdir(parents=True)
+    for number in range(1, LIVES + 1):
+        disk = PowerCutDisk(root)
+        disk.operations_left = random.choice([random.randrange(1, 30), random.randrange(1, 400)])
+        with stores_on(disk, monkeypatch) as stores:
+            known = max(known, live(stores.open("incarnation", 0, durability), work))
+        root = path / f"life-{number}"
+        root.mkdir()
+        disk.cut(root, random)
+        found = find(root, work, durability)
+        yield known - found
+        known = found
+
+
+@pytest.mark.parametrize("seed", range(SEEDS), ids=lambda seed: f"seed-{seed}-")
+def test_no_power_cut_loses_an_acknowledged_turn(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for lost in losses(seed, "full", tmp_path, monkeypatch):
+        assert lost in (0, -1)  # the turn that was being written may be there, whole
+
+
+def test_relaxed_durability_loses_turns_but_tears_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also shows that these cuts would find out a store that does not sync."""
+    lost = [max(losses(seed, "relaxed", tmp_path / str(seed), monkeypatch)) for seed in range(5)]
+    assert max(lost) > 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_recover_finds_after_a_failed_sync_survives_a_power_cut(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(seed)
+    work, root = Work(random), tmp_path / "before"
+    root.mkdir()
+    disk = PowerCutDisk(root)
+    with stores_on(disk, monkeypatch) as stores:
+        store = stores.open("incarnation", 0, "full")
+        store.recover()
+        for _ in range(5):
+            store.commit(work.next())
+        disk.fail_syncs = 1 + seed % 3  # also those of the clean-up
+        with pytest.raises(StoreFailed):
+            store.commit(work.next())
+        disk.fail_syncs = 0
+        known = last_turn(store.recover())
+        assert known in (5, 6)
+        target = tmp_path / "after"
+        target.mkdir()
+        disk.cut(target, random)
+        store.close()
+    assert find(target, work, "full") == known
+
+
+# ---- the model itself -------------------------------------------------------------------------------------
+
+
+class Never(Random):
+    """Nothing that was not synced survives."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+class Always(Random):
+    """Everything survives."""
+
+    def random(self) -> float:
+        return -1.0
+
+
+def after_cut(disk: PowerCutDisk, target: Path, random: Random) -> dict[str, bytes]:
+    target.mkdir()
+    disk.cut(target, random)
+    return {path.name: path.read_bytes() for path in target.iterdir()}
+
+
+def test_the_model_keeps_what_was_synced_under_a_synced_name(tmp_path: Path) -> None:
+    disk = PowerCutDisk(tmp_path)
+    named, unnamed = disk.create(str(tmp_path / "named")), disk.create(str(tmp_path / "unnamed"))
+    disk.live.pop(str(tmp_path / "unnamed"))
+    disk.sync_directory(tmp_path)
+    disk.live[str(tmp_path / "unnamed")] = unnamed
+    for contents in (named, unnamed):
+        disk.change(contents, Write(0, b"old"))
+        disk.sync(contents)
+    disk.change(named, Write(2, b"new"))
+    disk.change(named, Truncate(4))
+    assert after_cut(disk, tmp_path / "never", Never()) == {"named": b"old"}
+    assert after_cut(disk, tmp_path / "always", Always()) == {"named": b"olne", "unnamed": b"old"}
+
+
+def test_the_model_brings_back_a_file_whose_removal_was_not_synced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"data")
+    disk = PowerCutDisk(tmp_path)
+    disk.delete(str(tmp_path / "file"))
+    assert after_cut(disk, tmp_path / "never", Never()) == {"file": b"data"}
+    disk.sync_directory(tmp_path)
+    assert after_cut(disk, tmp_path / "again", Never()) == {}
+
+
+def test_the_model_tears_writes_at_sectors(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(4096))
+    disk = PowerCutDisk(tmp_path)
+    disk.change(disk.live[str(tmp_path / "file")], Write(100, b"x" * 3000))
+    images = [after_cut(disk, tmp_path / str(seed), Random(seed))["file"] for seed in range(20)]
+    kept = {tuple(image[at : at + 512].count(b"x") for at in range(0, 4096, 512)) for image in images}
+    assert len(kept) > 5
+    assert all(
+        count in (0, whole) for each in kept for count, whole in zip(each, [412, *[512] * 5, 28, 0], strict=True)
+    )

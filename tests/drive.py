@@ -1,0 +1,109 @@
+"""Drives logical queues by hand: no event loop, no threads, a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from millpond.clock import ManualClock
+from millpond.history.format import Record
+from millpond.model import LeasedItem, PartitionDefinition, Produced, QueueDefinition, QueueSettings
+from millpond.queue.bodies import Bodies, Budget
+from millpond.queue.lane import Lane
+from millpond.queue.logical import LogicalQueue
+from millpond.queue.requests import Complete, Lease, Produce, Request
+from millpond.store.base import Stores
+
+
+def definition(name: str = "q", partitions: int = 1, **settings: Any) -> QueueDefinition:
+    return QueueDefinition(
+        name=name,
+        incarnation=f"inc{name}",
+        settings=QueueSettings(**settings),
+        partitions=tuple(PartitionDefinition(partition=index) for index in range(partitions)),
+        created_at=0,
+        updated_at=0,
+    )
+
+
+class Pond:
+    """Some queues on one kind of store, and the clock they share."""
+
+    def __init__(self, stores: Stores, *definitions: QueueDefinition) -> None:
+        self.clock = ManualClock()
+        self.stores = stores
+        self.definitions = {one.name: one for one in definitions}
+        self.queues: dict[str, LogicalQueue] = {}
+        self.open()
+
+    def open(self) -> None:
+        budget = Budget()
+        for name, one in self.definitions.items():
+            lanes = [
+                Lane(p, self.stores.open(one.incarnation, p.partition, one.settings.durability), Bodies(budget))
+                for p in one.partitions
+            ]
+            self.queues[name] = LogicalQueue(one, lanes, Random(0), self.definitions.__contains__, self.clock.now())
+        self.run()
+
+    def reopen(self) -> None:
+        """As after a crash: nothing of memory is left."""
+        for queue in self.queues.values():
+            for lane in queue.state.lanes.values():
+                lane.store.close()
+        self.open()
+
+    def close(self) -> None:
+        for queue in self.queues.values():
+            while not queue.closed:
+                queue.close(self.clock.now())
+                self._run_jobs(queue)
+
+    def ask(self, request: Request, queue: str = "q") -> Any:
+        """Submit, run everything there is to run, and return the reply; raises the error of a refusal."""
+        self.queues[queue].submit(request, self.clock.now())
+        self.run()
+        assert request.answered, "the request waits for something that is not there"
+        if request.error is not None:
+            raise request.error
+        return request.value
+
+    def run(self) -> None:
+        """Tick until nothing moves at this instant."""
+        moved = True
+        while moved:
+            moved = False
+            for queue in list(self.queues.values()):
+                queue.tick(self.clock.now())
+                moved = self._run_jobs(queue) or self._deliver(queue) or moved
+
+    def advance(self, ms: int) -> None:
+        self.clock.advance(ms)
+        self.run()
+
+    def _run_jobs(self, queue: LogicalQueue) -> bool:
+        jobs, queue.jobs = queue.jobs, []
+        for job in jobs:
+            job.run()
+            queue.finish(job, self.clock.now())
+        return bool(jobs)
+
+    def _deliver(self, queue: LogicalQueue) -> bool:
+        outbox, queue.state.outbox = queue.state.outbox, []
+        for request in outbox:
+            request.done = queue.settle
+            self.queues[request.target].submit(request, self.clock.now())
+        return bool(outbox)
+
+    # ---- the common calls ---------------------------------------------------------------------------------
+
+    def produce(self, *payloads: bytes | Record, queue: str = "q", **options: Any) -> list[Produced]:
+        named = any(isinstance(p, Record) and (p.id or p.key) for p in payloads)
+        return self.ask(Produce(list(payloads), 0, named=named, **options), queue)
+
+    def lease(self, batch: int = 1, queue: str = "q", **options: Any) -> list[LeasedItem]:
+        return self.ask(Lease(batch, **options), queue)
+
+    def complete(self, items: Sequence[LeasedItem], queue: str = "q") -> list[Any]:
+        return self.ask(Complete([item.lease for item in items]), queue)
