@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -371,6 +372,17 @@ class ReleasePart(Part):
 
     def deadline(self) -> int:
         return 1 << 62  # nobody waits for it
+
+
+def give_back(queue: QueueState, items: Sequence[LeasedItem]) -> None:
+    """Items of a reply that was never delivered."""
+    grants: dict[tuple[int, int], list[int]] = {}
+    for item in items:
+        token = queue.reader.read(item.lease)
+        assert token is not None
+        grants.setdefault((token.partition, token.grant), []).append(token.number)
+    for (partition, grant), numbers in grants.items():
+        queue.lanes[partition].waiting.append(ReleasePart(queue, runs_of(numbers), grant))
 
 
 def assign_leases(queue: QueueState, now: int) -> None:

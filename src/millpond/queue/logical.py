@@ -17,7 +17,7 @@ from random import Random
 
 from millpond.errors import Closed, DiskFull, MillpondError
 from millpond.model import QueueDefinition
-from millpond.queue.dispatch import assign_leases, assign_produces
+from millpond.queue.dispatch import assign_leases, assign_produces, give_back
 from millpond.queue.holders import assign_tokens
 from millpond.queue.lane import CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
 from millpond.queue.lifecycle import next_wake, run_lifecycle
@@ -62,7 +62,11 @@ class LogicalQueue:
     def withdraw(self, request: Request) -> None:
         """The caller has gone. A parked lease is answered at once; one in a commit gives its items back."""
         request.gone = True
-        if isinstance(request, Lease) and not request.answered and self.state.waiters.withdraw(request):
+        if not isinstance(request, Lease):
+            return
+        if request.answered:
+            give_back(self.state, request.value or [])
+        elif self.state.waiters.withdraw(request):
             request.answer([])
 
     def configure(self, definition: QueueDefinition) -> None:
@@ -281,6 +285,11 @@ class LogicalQueue:
         if state.sleepers:
             wakes.append(state.sleepers[0][0])
         return min(wakes, default=None)
+
+    @property
+    def busy(self) -> bool:
+        """Every lane is in the middle of a job: a tick could do nothing."""
+        return all(lane.job is not None for lane in self.state.lanes.values())
 
     @property
     def idle(self) -> bool:

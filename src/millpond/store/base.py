@@ -80,6 +80,9 @@ class Recovered(msgspec.Struct):
 
 
 class Store(Protocol):
+    blocking: bool
+    """Whether its calls may wait, for a disk or a network: then they run in a thread of their own."""
+
     def recover(self) -> Recovered:
         """Open (or open again, dropping whatever an earlier commit left half done) and read what is there.
 
@@ -144,6 +147,10 @@ class Stores(Protocol):
         """A store for that partition, not yet recovered: `recover` creates or opens it."""
         ...
 
-    def destroy(self, incarnation: str, partitions: Sequence[int]) -> None:
-        """Remove all that these partitions stored; nothing to remove is fine."""
+    def incarnations(self) -> list[str]:
+        """All the incarnations of queues that have something stored here."""
+        ...
+
+    def destroy(self, incarnation: str, partitions: Sequence[int] | None = None) -> None:
+        """Remove all that these partitions stored, None: all of them; nothing to remove is fine."""
         ...

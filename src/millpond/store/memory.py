@@ -117,6 +117,8 @@ class Room:
 class MemoryStore:
     """After an error it is closed: only `recover` opens it again."""
 
+    blocking = False
+
     def __init__(self, key: tuple[str, int], room: Room) -> None:
         self._key = key
         self._room = room
@@ -191,9 +193,13 @@ class MemoryStores:
     def open(self, incarnation: str, partition: int, durability: str) -> Store:
         return MemoryStore((incarnation, partition), self._room)
 
-    def destroy(self, incarnation: str, partitions: Sequence[int]) -> None:
-        for partition in partitions:
-            self._room.partitions.pop((incarnation, partition), None)
+    def incarnations(self) -> list[str]:
+        return sorted({incarnation for incarnation, _ in self._room.partitions})
+
+    def destroy(self, incarnation: str, partitions: Sequence[int] | None = None) -> None:
+        for key in [key for key in self._room.partitions if key[0] == incarnation]:
+            if partitions is None or key[1] in partitions:
+                del self._room.partitions[key]
 
 
 class MemoryRegistry:

@@ -207,6 +207,8 @@ def pack(rows: Sequence[tuple[Any, ...]], bodies: Sequence[bytes]) -> tuple[str 
 class SqliteStore:
     """A partition's store. After an error it is closed: only `recover` opens it again."""
 
+    blocking = True
+
     def __init__(self, path: Path, durability: str, reserve: Reserve, vfs: str | None) -> None:
         self._path = path
         self._durability = durability
@@ -407,13 +409,18 @@ class SqliteStores:
         path = self._directory / "queues" / incarnation / f"{partition}.db"
         return SqliteStore(path, durability, self._reserve, self._vfs)
 
-    def destroy(self, incarnation: str, partitions: Sequence[int]) -> None:
+    def incarnations(self) -> list[str]:
+        folder = self._directory / "queues"
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    def destroy(self, incarnation: str, partitions: Sequence[int] | None = None) -> None:
         folder = self._directory / "queues" / incarnation
         if not folder.exists():
             return
-        for partition in partitions:
-            for suffix in ("", "-wal", "-journal"):
-                (folder / f"{partition}.db{suffix}").unlink(missing_ok=True)
+        for path in folder.iterdir():
+            partition, _, suffix = path.name.partition(".db")
+            if suffix in ("", "-wal", "-journal") and (partitions is None or partition in map(str, partitions)):
+                path.unlink(missing_ok=True)
         sync_directory(folder)
         if not any(folder.iterdir()):
             folder.rmdir()

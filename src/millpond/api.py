@@ -1,0 +1,149 @@
+"""The operations of millpond as one Protocol: what the service, the clients and fakes implement.
+
+Durations are seconds, `timedelta` or strings ("90s", "1m30s", "PT1M30S"); instants are `datetime`. Every call raises
+errors of `millpond.errors`. The blocking engine and client have the same methods without `await`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec import UNSET, UnsetType
+
+from millpond.model import (
+    Duration,
+    Item,
+    ItemPage,
+    Items,
+    LeasedItem,
+    OnConflict,
+    Produced,
+    QueueInfo,
+    QueuePage,
+    QueueStats,
+    RedriveFilter,
+    Redriven,
+    Result,
+    Retry,
+    StateWritten,
+)
+
+
+class Api(Protocol):
+    # ---- queues ---------------------------------------------------------------------------------------------
+
+    async def create_queue(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        lease_timeout: Duration = "30s",
+        expire_timeout: Duration = "14d",
+        max_attempts: int = 5,
+        dead_queue: str | None = None,
+        dead: str = "keep",
+        backoff: Mapping[str, Any] | None = None,
+        dedup_window: Duration = "5m",
+        completed_retention: Duration = "0s",
+        durability: str = "full",
+        reference: str = "",
+    ) -> QueueInfo: ...
+
+    async def update_queue(
+        self,
+        name: str,
+        *,
+        lease_timeout: Duration | UnsetType = UNSET,
+        expire_timeout: Duration | UnsetType = UNSET,
+        max_attempts: int | UnsetType = UNSET,
+        dead_queue: str | UnsetType | None = UNSET,
+        dead: str | UnsetType = UNSET,
+        backoff: Mapping[str, Any] | UnsetType = UNSET,
+        dedup_window: Duration | UnsetType = UNSET,
+        completed_retention: Duration | UnsetType = UNSET,
+        reference: str | UnsetType = UNSET,
+    ) -> QueueInfo:
+        """What is left out stays as it was."""
+        ...
+
+    async def queue_info(self, name: str) -> QueueInfo: ...
+
+    async def list_queues(self, *, prefix: str = "", after: str = "", limit: int = 100) -> QueuePage: ...
+
+    async def delete_queue(self, name: str, *, force: bool = False) -> None:
+        """`force` deletes a queue that still has items, and the items with it."""
+        ...
+
+    async def pause(self, queue: str) -> QueueInfo: ...
+
+    async def resume(self, queue: str) -> QueueInfo: ...
+
+    async def stats(self, queue: str) -> QueueStats: ...
+
+    # ---- items ----------------------------------------------------------------------------------------------
+
+    async def produce(
+        self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
+    ) -> list[Produced]:
+        """All of the items or none, durable before it returns. The same `request_id` again adds nothing."""
+        ...
+
+    async def lease(
+        self,
+        queue: str,
+        *,
+        batch: int = 1,
+        wait: Duration = 0,
+        lease_timeout: Duration | None = None,
+        client_id: str = "",
+    ) -> list[LeasedItem]:
+        """Up to `batch` items. Waits up to `wait` for the first; a partial batch returns at once."""
+        ...
+
+    async def complete(
+        self, leases: Sequence[str], *, queue: str | None = None, result: Any = None
+    ) -> list[Result]: ...
+
+    async def retry(self, items: Sequence[Retry | str], *, queue: str | None = None) -> list[Result]:
+        """A bare token is a failure without a word."""
+        ...
+
+    async def extend(
+        self, leases: Sequence[str], *, queue: str | None = None, lease_timeout: Duration | None = None
+    ) -> list[Result]:
+        """A `lease_timeout` of 0 releases the items at once."""
+        ...
+
+    async def write_state(
+        self, lease: str, state_doc: Any, *, version: int, queue: str | None = None
+    ) -> StateWritten: ...
+
+    async def cancel(self, queue: str, ids: Sequence[str]) -> list[Result]: ...
+
+    async def clear(self, queue: str, states: Sequence[str] = ...) -> dict[str, int]: ...
+
+    async def redrive(
+        self,
+        queue: str,
+        *,
+        ids: Sequence[str] | None = None,
+        filter: RedriveFilter | Mapping[str, str] | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+    ) -> Redriven:
+        """Dead items back to where they came from; `rate` is items a second."""
+        ...
+
+    async def get_item(self, queue: str, id: str) -> Item: ...
+
+    async def list_items(
+        self,
+        queue: str,
+        *,
+        state: str | None = None,
+        partition: int | None = None,
+        kind: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> ItemPage: ...

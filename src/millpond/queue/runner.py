@@ -1,0 +1,156 @@
+"""Runs a logical queue on an event loop: it owns the inbox, the clock and the commit threads.
+
+The loop never waits for a disk: each partition's jobs run in a thread of its own, and what arrives meanwhile gathers
+for the next turn. A store that does not block (memory) is run on the loop itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from millpond.clock import Clock
+from millpond.model import QueueDefinition
+from millpond.queue.lane import Job, Lane
+from millpond.queue.logical import LogicalQueue
+from millpond.queue.requests import Arrive, Forget, Request
+
+
+class CommitThread:
+    """The thread of one partition's jobs, started with the first of them."""
+
+    def __init__(self, name: str, finished: Callable[[Job], None]) -> None:
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._finished = finished
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            self._finished(job)
+
+
+class Runner:
+    def __init__(self, queue: LogicalQueue, clock: Clock, send: Callable[[Runner, Arrive | Forget], None]) -> None:
+        """`send` takes requests for other queues; their answers come back through `settle`."""
+        self.queue = queue
+        self.last_used = clock.now()
+        self._clock = clock
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._threads: dict[int, CommitThread] = {}
+        self._tick_asked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self.wake()
+
+    async def ask(self, request: Request) -> Any:
+        """Submit and wait for the reply. If the caller is cancelled, what it would have got goes back."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        request.done = partial(_deliver, future)
+        self.submit(request)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.queue.withdraw(request)
+            self.wake()
+            raise
+
+    def submit(self, request: Request) -> None:
+        self.last_used = now = self._clock.now()
+        self.queue.submit(request, now)
+        self.wake()
+
+    def settle(self, request: Arrive | Forget) -> None:
+        self.queue.settle(request)
+        self.wake()
+
+    def configure(self, definition: QueueDefinition) -> None:
+        self.queue.configure(definition)
+        self.wake()
+
+    def wake(self) -> None:
+        """Tick once the event loop has handed over all that is there; not while every lane is busy anyway."""
+        if not self._tick_asked and not self.queue.busy:
+            self._tick_asked = True
+            self._loop.call_soon(self._tick)
+
+    async def close(self) -> None:
+        """Waits for commits under way; everyone who waits is answered."""
+        self._close_step()
+        await self._closed
+        for thread in self._threads.values():
+            thread.stop()
+
+    def _tick(self) -> None:
+        self._tick_asked = False
+        if self.queue.closing:
+            return
+        wake_at = self.queue.tick(self._clock.now())
+        self._run_jobs()
+        outbox, self.queue.state.outbox = self.queue.state.outbox, []
+        for request in outbox:
+            self._send(self, request)
+        self._set_timer(wake_at)
+
+    def _set_timer(self, wake_at: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wake_at is not None:
+            wait = max(0, wake_at - self._clock.now()) / 1000
+            self._timer = self._loop.call_later(min(wait, 3600.0), self._tick)
+
+    def _run_jobs(self) -> None:
+        jobs, self.queue.jobs = self.queue.jobs, []
+        for job in jobs:
+            if job.lane.store.blocking:
+                self._thread(job.lane).put(job)
+            else:
+                job.run()
+                self._loop.call_soon(self._finish, job)
+
+    def _thread(self, lane: Lane) -> CommitThread:
+        thread = self._threads.get(lane.index)
+        if thread is None:
+            name = f"millpond-{self.queue.state.definition.name}-{lane.index}"
+            thread = self._threads[lane.index] = CommitThread(name, self._finished)
+        return thread
+
+    def _finished(self, job: Job) -> None:
+        """Called in the commit thread."""
+        self._loop.call_soon_threadsafe(self._finish, job)
+
+    def _finish(self, job: Job) -> None:
+        self.queue.finish(job, self._clock.now())
+        if self.queue.closing:
+            self._close_step()
+        else:
+            self.wake()
+
+    def _close_step(self) -> None:
+        self._set_timer(None)
+        self.queue.close(self._clock.now())
+        self._run_jobs()
+        if self.queue.closed and not self._closed.done():
+            self._closed.set_result(None)
+
+
+def _deliver(future: asyncio.Future[Any], request: Request) -> None:
+    if future.done():
+        return
+    if request.error is not None:
+        future.set_exception(request.error)
+    else:
+        future.set_result(request.value)

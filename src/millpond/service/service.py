@@ -1,0 +1,299 @@
+"""The operations of `millpond.api.Api`, on the queues of this process: check the arguments, ask the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from millpond.clock import Clock
+from millpond.errors import InvalidRequest
+from millpond.model import (
+    CLEAR_STATES,
+    Duration,
+    Item,
+    ItemPage,
+    Items,
+    LeasedItem,
+    OnConflict,
+    PartitionStats,
+    Produced,
+    QueueDefinition,
+    QueueInfo,
+    QueuePage,
+    QueueSettings,
+    QueueStats,
+    RedriveFilter,
+    Redriven,
+    Result,
+    Retry,
+    StateWritten,
+    to_datetime,
+)
+from millpond.queue.dedup import request_digest
+from millpond.queue.requests import (
+    Cancel,
+    Clear,
+    Complete,
+    Extend,
+    GetItem,
+    Lease,
+    ListItems,
+    Produce,
+    Redrive,
+    Request,
+    RetryItems,
+    WriteState,
+)
+from millpond.queue.tokens import token_incarnation
+from millpond.service import validate
+from millpond.service.manager import QueuesManager
+
+
+class Service:
+    def __init__(self, manager: QueuesManager, clock: Clock) -> None:
+        self._manager = manager
+        self._clock = clock
+
+    # ---- queues -------------------------------------------------------------------------------------------
+
+    async def create_queue(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        lease_timeout: Duration = "30s",
+        expire_timeout: Duration = "14d",
+        max_attempts: int = 5,
+        dead_queue: str | None = None,
+        dead: str = "keep",
+        backoff: Mapping[str, Any] | None = None,
+        dedup_window: Duration = "5m",
+        completed_retention: Duration = "0s",
+        durability: str = "full",
+        reference: str = "",
+    ) -> QueueInfo:
+        name = validate.queue_name(name)
+        partitions = validate.partitions(partitions)
+        settings = validate.settings(
+            {
+                "lease_timeout": lease_timeout,
+                "expire_timeout": expire_timeout,
+                "max_attempts": max_attempts,
+                "dead_queue": dead_queue,
+                "dead": dead,
+                "backoff": backoff,
+                "dedup_window": dedup_window,
+                "completed_retention": completed_retention,
+                "durability": durability,
+                "reference": reference,
+            }
+        )
+        return self._info(await self._manager.create(name, QueueSettings(**settings), partitions))
+
+    async def update_queue(
+        self,
+        name: str,
+        *,
+        lease_timeout: Duration | UnsetType = UNSET,
+        expire_timeout: Duration | UnsetType = UNSET,
+        max_attempts: int | UnsetType = UNSET,
+        dead_queue: str | UnsetType | None = UNSET,
+        dead: str | UnsetType = UNSET,
+        backoff: Mapping[str, Any] | UnsetType = UNSET,
+        dedup_window: Duration | UnsetType = UNSET,
+        completed_retention: Duration | UnsetType = UNSET,
+        reference: str | UnsetType = UNSET,
+    ) -> QueueInfo:
+        name = validate.queue_name(name)
+        given = {
+            "lease_timeout": lease_timeout,
+            "expire_timeout": expire_timeout,
+            "max_attempts": max_attempts,
+            "dead_queue": dead_queue,
+            "dead": dead,
+            "backoff": backoff,
+            "dedup_window": dedup_window,
+            "completed_retention": completed_retention,
+            "reference": reference,
+        }
+        changes = validate.settings({field: value for field, value in given.items() if value is not UNSET})
+        return self._info(await self._manager.update(name, changes))
+
+    async def queue_info(self, name: str) -> QueueInfo:
+        stats = await self._manager.stats(validate.queue_name(name))
+        return self._info(self._manager.definition(name), stats)
+
+    async def list_queues(self, *, prefix: str = "", after: str = "", limit: int = 100) -> QueuePage:
+        prefix, after = validate.string(prefix, "prefix"), validate.string(after, "after")
+        definitions, following = self._manager.definitions(prefix, after, validate.list_limit(limit))
+        return QueuePage([self._info(one) for one in definitions], following)
+
+    async def delete_queue(self, name: str, *, force: bool = False) -> None:
+        await self._manager.delete(validate.queue_name(name), force=validate.boolean(force, "force"))
+
+    async def pause(self, queue: str) -> QueueInfo:
+        return self._info(await self._manager.update(validate.queue_name(queue), {}, paused=True))
+
+    async def resume(self, queue: str) -> QueueInfo:
+        return self._info(await self._manager.update(validate.queue_name(queue), {}, paused=False))
+
+    async def stats(self, queue: str) -> QueueStats:
+        return await self._manager.stats(validate.queue_name(queue))
+
+    # ---- items --------------------------------------------------------------------------------------------
+
+    async def produce(
+        self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
+    ) -> list[Produced]:
+        records, size, named = validate.new_items(items, self._clock.now())
+        conflict: Any = validate.one_of(on_conflict, "on_conflict", ("ignore", "reject", "replace"))
+        checked = validate.request_id(request_id)
+        name = None if checked is None else request_digest(checked)
+        produced: list[Produced] = await self._ask(queue, Produce(records, size, conflict, name, named))
+        return produced
+
+    async def lease(
+        self,
+        queue: str,
+        *,
+        batch: int = 1,
+        wait: Duration = 0,
+        lease_timeout: Duration | None = None,
+        client_id: str = "",
+    ) -> list[LeasedItem]:
+        request = Lease(
+            validate.lease_batch(batch),
+            validate.wait_ms(wait),
+            validate.lease_timeout_ms(lease_timeout, low=1),
+            validate.string(client_id, "client_id"),
+        )
+        items: list[LeasedItem] = await self._ask(queue, request)
+        return items
+
+    async def complete(self, leases: Sequence[str], *, queue: str | None = None, result: Any = None) -> list[Result]:
+        tokens = validate.tokens(leases)
+        if result is not None and len(tokens) > 1:
+            raise InvalidRequest("a result goes with one lease; complete the items one by one, or leave it out")
+        stored = None if result is None else validate.document(result, "result")
+        results: list[Result] = await self._ask_holder(queue, tokens[0], Complete(tokens, stored))
+        return results
+
+    async def retry(self, items: Sequence[Retry | str], *, queue: str | None = None) -> list[Result]:
+        checked = validate.retries(items, self._clock.now())
+        results: list[Result] = await self._ask_holder(queue, checked[0].lease, RetryItems(checked))
+        return results
+
+    async def extend(
+        self, leases: Sequence[str], *, queue: str | None = None, lease_timeout: Duration | None = None
+    ) -> list[Result]:
+        tokens = validate.tokens(leases)
+        timeout = validate.lease_timeout_ms(lease_timeout, low=0)
+        results: list[Result] = await self._ask_holder(queue, tokens[0], Extend(tokens, timeout))
+        return results
+
+    async def write_state(
+        self, lease: str, state_doc: Any, *, version: int, queue: str | None = None
+    ) -> StateWritten:
+        [token] = validate.tokens([lease], "lease")
+        checked = validate.integer(version, "version", 0, 1 << 62)
+        request = WriteState(token, checked, validate.document(state_doc, "state_doc"))
+        written: StateWritten = await self._ask_holder(queue, token, request)
+        return written
+
+    async def cancel(self, queue: str, ids: Sequence[str]) -> list[Result]:
+        results: list[Result] = await self._ask(queue, Cancel(validate.ids(ids)))
+        return results
+
+    async def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
+        removed: dict[str, int] = await self._ask(queue, Clear(validate.states(states)))
+        return removed
+
+    async def redrive(
+        self,
+        queue: str,
+        *,
+        ids: Sequence[str] | None = None,
+        filter: RedriveFilter | Mapping[str, str] | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+    ) -> Redriven:
+        request = Redrive(
+            None if ids is None else validate.ids(ids),
+            validate.redrive_filter(filter),
+            validate.rate(rate),
+            validate.boolean(dry_run, "dry_run"),
+            letters=self._manager.is_dead_queue(validate.queue_name(queue)),
+        )
+        redriven: Redriven = await self._ask(queue, request)
+        return redriven
+
+    async def get_item(self, queue: str, id: str) -> Item:
+        item: Item = await self._ask(queue, GetItem(validate.string(id, "id")))
+        return item
+
+    async def list_items(
+        self,
+        queue: str,
+        *,
+        state: str | None = None,
+        partition: int | None = None,
+        kind: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> ItemPage:
+        request = ListItems(
+            None if state is None else validate.states([state], "state")[0],
+            None if partition is None else validate.integer(partition, "partition", 0, 1 << 16),
+            None if kind is None else validate.string(kind, "kind"),
+            validate.cursor(after),
+            validate.list_limit(limit),
+        )
+        page: ItemPage = await self._ask(queue, request)
+        return page
+
+    # ---- shared -------------------------------------------------------------------------------------------
+
+    async def _ask(self, queue: str, request: Request) -> Any:
+        runner = await self._manager.runner(validate.queue_name(queue))
+        return await runner.ask(request)
+
+    async def _ask_holder(self, queue: str | None, token: str, request: Request) -> Any:
+        """A token names its queue, so callers may leave it out."""
+        if queue is None:
+            queue = self._manager.name_of(token_incarnation(token))
+            if queue is None:
+                raise InvalidRequest(f"{token!r:.60} is not a lease token of any queue here; use the one from the item")
+        return await self._ask(queue, request)
+
+    def _info(self, definition: QueueDefinition, stats: QueueStats | None = None) -> QueueInfo:
+        settings = definition.settings
+        partitions = stats.partitions if stats else [_asleep(one.partition, one.store) for one in definition.partitions]
+        return QueueInfo(
+            name=definition.name,
+            incarnation=definition.incarnation,
+            partitions=partitions,
+            lease_timeout=settings.lease_timeout_ms / 1000,
+            expire_timeout=settings.expire_timeout_ms / 1000,
+            max_attempts=settings.max_attempts,
+            dead_queue=settings.dead_queue,
+            dead=settings.dead,
+            backoff={
+                "base": settings.backoff.base,
+                "cap": settings.backoff.cap_ms / 1000,
+                "jitter": settings.backoff.jitter,
+            },
+            dedup_window=settings.dedup_window_ms / 1000,
+            completed_retention=settings.completed_retention_ms / 1000,
+            durability=settings.durability,
+            reference=settings.reference,
+            paused=definition.paused,
+            created_at=to_datetime(definition.created_at),
+            updated_at=to_datetime(definition.updated_at),
+            loaded=self._manager.is_loaded(definition.name),
+        )
+
+
+def _asleep(partition: int, store: str) -> PartitionStats:
+    return PartitionStats(partition=partition, store=store, status="closed", counts={})

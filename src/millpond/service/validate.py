@@ -1,0 +1,432 @@
+"""Every argument check, in one place. What passes is trusted inside.
+
+Each function takes what a caller gave and returns what the engine works with (ms, records, settings), or raises an
+InvalidRequest that says what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from millpond.errors import BatchTooLarge, InvalidRequest, NotBuilt
+from millpond.history.format import Record, encode_state
+from millpond.model import (
+    ATTEMPTS_LIMIT,
+    DURATION_MAX_MS,
+    ERROR_CHARS_MAX,
+    KEY_MAX,
+    LEASE_BATCH_MAX,
+    LIST_LIMIT_MAX,
+    PARTITIONS_MAX,
+    PAYLOAD_BYTES_MAX,
+    PRIORITY_LIMIT,
+    PRODUCE_BATCH_MAX,
+    PRODUCE_BYTES_MAX,
+    QUEUE_NAME_MAX,
+    STATE_DOC_BYTES_MAX,
+    STRING_MAX,
+    TOKEN_BATCH_MAX,
+    WAIT_MAX_MS,
+    Backoff,
+    Items,
+    NewItem,
+    RedriveFilter,
+    Retry,
+    State,
+    to_ms,
+)
+from millpond.queue.requests import RetryItem
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_CORRELATION = re.compile(r"[\x20-\x7e]{1,128}")
+_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+")
+_SHORT_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_ISO = re.compile(
+    r"P(?:(?P<w>\d+(?:\.\d+)?)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
+    r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?"
+)
+
+# ---- simple values ----------------------------------------------------------------------------------------
+
+
+def queue_name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"a queue's name is a string, not {_type(value)}")
+    shown = value if len(value) <= 60 else value[:57] + "..."
+    if len(value) > QUEUE_NAME_MAX:
+        raise InvalidRequest(f"queue name {shown!r} has {len(value)} characters; use at most {QUEUE_NAME_MAX}")
+    if not _NAME.fullmatch(value) or any(part in (".", "..") for part in value.split("/")):
+        raise InvalidRequest(
+            f"{shown!r} is not a queue name; use parts of letters, digits, '.', '_' and '-' joined by '/', none of"
+            " them '.' or '..'"
+        )
+    return value
+
+
+def integer(value: Any, name: str, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} is a whole number, not {_type(value)}")
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {_number(value)}; use {low} to {high}")
+    return value
+
+
+def string(value: Any, name: str, limit: int = STRING_MAX) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} is a string, not {_type(value)}")
+    if len(value) > limit:
+        raise InvalidRequest(f"{name} has {len(value)} characters; use at most {limit}")
+    _utf8(value, name)
+    return value
+
+
+def boolean(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} is true or false, not {_type(value)}")
+    return value
+
+
+def one_of(value: Any, name: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        near = get_close_matches(value, choices, 1) if isinstance(value, str) else []
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(choices)}"
+        raise InvalidRequest(f"{name} is {value!r:.60}; {hint}")
+    return str(value)
+
+
+def duration_ms(value: Any, name: str, *, low: int = 0, high: int = DURATION_MAX_MS) -> int:
+    """Seconds, a timedelta, or a string such as 90s, 1m30s, 500ms or PT1M30S."""
+    ms = _duration(value, name)
+    if not low <= ms <= high:
+        raise InvalidRequest(f"{name} is {_number(ms / 1000)} s; use {low / 1000:g} to {high / 1000:g} s")
+    return ms
+
+
+def _duration(value: Any, name: str) -> int:
+    if isinstance(value, timedelta):
+        return round(value.total_seconds() * 1000)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not -1e15 < value < 1e15:  # also refuses nan and infinities
+            raise InvalidRequest(f"{name} is {_number(value)} s, which is no duration; use seconds or '1m30s'")
+        return round(value * 1000)
+    if isinstance(value, str):
+        text = value.strip()
+        if len(text) <= 100:
+            if _SHORT.fullmatch(text):
+                return round(sum(float(n) * _UNITS[unit] for n, unit in _SHORT_PART.findall(text)))
+            iso = _ISO.fullmatch(text)
+            if iso and any(iso.groups()):
+                return round(sum(float(n) * _UNITS[unit] for unit, n in iso.groupdict().items() if n))
+        raise InvalidRequest(f"{name} is {text!r:.60}, which is no duration; write it like '90s', '1m30s' or 'PT90S'")
+    raise InvalidRequest(f"{name} is a duration (seconds or a string like '90s'), not {_type(value)}")
+
+
+def instant_ms(value: Any, name: str) -> int:
+    if not isinstance(value, datetime):
+        raise InvalidRequest(f"{name} is a datetime, not {_type(value)}")
+    try:
+        ms = to_ms(value)
+    except (OverflowError, ValueError):
+        ms = -1
+    if not 0 <= ms < 1 << 43:
+        raise InvalidRequest(f"{name} is {value}, which is out of range; use an instant between 1970 and 2248")
+    return ms
+
+
+def _type(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def _number(value: float) -> str:
+    """A number for a message; the digits of a huge one are of no use there."""
+    if abs(value) >= 10**18:
+        return "beyond 10^18" if value > 0 else "below -10^18"
+    return f"{value:.15g}"
+
+
+def _utf8(value: str, name: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        where = f"a lone surrogate at {error.start}"
+        raise InvalidRequest(f"{name} is not valid Unicode ({where}); mend the text") from None
+
+
+# ---- produce ----------------------------------------------------------------------------------------------
+
+
+def new_items(items: Items, now: int) -> tuple[list[bytes | Record], int, bool]:
+    """Records, their bytes together, and whether any has an id or key of its own."""
+    if isinstance(items, bytes | str) or not isinstance(items, Sequence):
+        raise InvalidRequest(f"items is a list of items, not {_type(items)}; put a single one into a list")
+    _batch(len(items), "items", PRODUCE_BATCH_MAX)
+    records: list[bytes | Record] = [
+        item if type(item) is bytes else _record(item, now, index) for index, item in enumerate(items)
+    ]
+    sizes = [len(record.payload if isinstance(record, Record) else record) for record in records]
+    if max(sizes) > PAYLOAD_BYTES_MAX:
+        index = next(i for i, size in enumerate(sizes) if size > PAYLOAD_BYTES_MAX)
+        raise BatchTooLarge(
+            f"items[{index}] has a payload of {sizes[index]} bytes, over the limit of {PAYLOAD_BYTES_MAX}; store it"
+            " elsewhere and send a reference"
+        )
+    total = sum(sizes)
+    if total > PRODUCE_BYTES_MAX:
+        raise BatchTooLarge(f"the request has {total} bytes of payload; split it, the limit is {PRODUCE_BYTES_MAX}")
+    named = _check_ids(records)
+    return records, total, named
+
+
+def _check_ids(records: Sequence[bytes | Record]) -> bool:
+    named = False
+    seen: dict[str, int] = {}
+    for index, record in enumerate(records):
+        if type(record) is bytes:
+            continue
+        assert isinstance(record, Record)
+        named = named or record.id is not None or record.key is not None
+        if record.id is not None and seen.setdefault(record.id, index) != index:
+            first = seen[record.id]
+            raise InvalidRequest(f"items[{first}] and items[{index}] have the same id {record.id!r}; send it once")
+    return named
+
+
+def _record(item: Any, now: int, index: int) -> bytes | Record:
+    if isinstance(item, str):
+        return _utf8(item, f"items[{index}]")
+    if isinstance(item, bytes | bytearray | memoryview):
+        return bytes(item)
+    if not isinstance(item, NewItem):
+        raise InvalidRequest(f"items[{index}] is {_type(item)}; give bytes, a string or a NewItem")
+    where = f"items[{index}]."
+    payload = item.payload
+    if isinstance(payload, str):
+        payload = _utf8(payload, where + "payload")
+    elif not isinstance(payload, bytes):
+        raise InvalidRequest(f"{where}payload is bytes or a string, not {_type(payload)}")
+    if item.group is not None:
+        raise NotBuilt(f"{where}group: groups are not built yet; leave it out")
+    enqueue_at = _enqueue_at(item, where, now)
+    expires = 0
+    if item.expire_timeout is not None:
+        expires = now + duration_ms(item.expire_timeout, where + "expire_timeout", low=1)
+    limit = -1
+    if item.max_attempts is not None:
+        limit = integer(item.max_attempts, where + "max_attempts", 0, ATTEMPTS_LIMIT)
+    return Record(
+        payload=payload,
+        id=None if item.id is None else _matching(item.id, where + "id", _ID),
+        key=None if item.key is None else _key(item.key, where + "key"),
+        kind=string(item.kind, where + "kind"),
+        encoding=string(item.encoding, where + "encoding"),
+        reference=string(item.reference, where + "reference"),
+        priority=integer(item.priority, where + "priority", -PRIORITY_LIMIT - 1, PRIORITY_LIMIT),
+        enqueue_at=enqueue_at,
+        max_attempts=limit,
+        expire_deadline=expires,
+        correlation_id=None
+        if item.correlation_id is None
+        else _matching(item.correlation_id, where + "correlation_id", _CORRELATION),
+    )
+
+
+def _enqueue_at(item: NewItem, where: str, now: int) -> int:
+    if item.delay is not None and item.enqueue_at is not None:
+        raise InvalidRequest(f"{where}delay and {where}enqueue_at exclude each other; give one")
+    due = 0
+    if item.delay is not None:
+        due = now + duration_ms(item.delay, where + "delay")
+    elif item.enqueue_at is not None:
+        due = instant_ms(item.enqueue_at, where + "enqueue_at")
+    return due if due > now else 0
+
+
+def _key(value: Any, name: str) -> str:
+    if value == "":
+        raise InvalidRequest(f"{name} is empty; leave it out for an item without a key")
+    return string(value, name, KEY_MAX)
+
+
+def _matching(value: Any, name: str, pattern: re.Pattern[str]) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        allowed = "letters, digits and '._:-'" if pattern is _ID else "printable ASCII"
+        raise InvalidRequest(f"{name} is {value!r:.60}; use 1 to 128 characters of {allowed}")
+    return value
+
+
+def request_id(value: Any) -> str | None:
+    return None if value is None else _key(value, "request_id")
+
+
+def _batch(count: int, name: str, limit: int) -> None:
+    if count == 0:
+        raise InvalidRequest(f"{name} is empty; give at least one")
+    if count > limit:
+        raise BatchTooLarge(f"{name} has {count} entries; split it, the limit is {limit}")
+
+
+# ---- the other calls --------------------------------------------------------------------------------------
+
+
+def lease_batch(value: Any) -> int:
+    count = integer(value, "batch", 1, 1 << 62)
+    if count > LEASE_BATCH_MAX:
+        raise BatchTooLarge(f"batch is {count}; lease at most {LEASE_BATCH_MAX} at a time")
+    return count
+
+
+def wait_ms(value: Any) -> int:
+    return duration_ms(value, "wait", high=WAIT_MAX_MS)
+
+
+def lease_timeout_ms(value: Any, *, low: int) -> int | None:
+    return None if value is None else duration_ms(value, "lease_timeout", low=low)
+
+
+def tokens(value: Any, name: str = "leases") -> list[str]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise InvalidRequest(f"{name} is a list of lease tokens, not {_type(value)}; put a single one into a list")
+    _batch(len(value), name, TOKEN_BATCH_MAX)
+    for index, token in enumerate(value):
+        if not isinstance(token, str):
+            raise InvalidRequest(f"{name}[{index}] is {_type(token)}; give the string from the item's `lease`")
+    return list(value)
+
+
+def ids(value: Any) -> list[str]:
+    return tokens(value, "ids")
+
+
+def retries(items: Any, now: int) -> list[RetryItem]:
+    if isinstance(items, str | bytes | Retry) or not isinstance(items, Sequence):
+        raise InvalidRequest(f"items is a list, not {_type(items)}; put a single one into a list")
+    _batch(len(items), "items", TOKEN_BATCH_MAX)
+    return [_retry(item, f"items[{index}]", now) for index, item in enumerate(items)]
+
+
+def _retry(item: Any, where: str, now: int) -> RetryItem:
+    if isinstance(item, str):
+        return RetryItem(item)
+    if not isinstance(item, Retry):
+        raise InvalidRequest(f"{where} is {_type(item)}; give a lease token or a Retry")
+    if not isinstance(item.lease, str):
+        raise InvalidRequest(f"{where}.lease is {_type(item.lease)}; give the string from the item's `lease`")
+    if item.delay is not None and item.retry_at is not None:
+        raise InvalidRequest(f"{where}.delay and {where}.retry_at exclude each other; give one")
+    due = None
+    if item.delay is not None:
+        due = now + duration_ms(item.delay, f"{where}.delay")
+    elif item.retry_at is not None:
+        due = instant_ms(item.retry_at, f"{where}.retry_at")
+    error = None
+    if item.error is not None:
+        error = string(item.error, f"{where}.error", 1 << 30)[:ERROR_CHARS_MAX]
+    deferred = one_of(item.intent, f"{where}.intent", ("failure", "defer")) == "defer"
+    return RetryItem(item.lease, deferred, due, error, boolean(item.dead, f"{where}.dead"))
+
+
+def document(value: Any, name: str) -> bytes:
+    try:
+        encoded = encode_state(value)
+    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"{name} cannot be stored ({error}); use JSON values or bytes") from None
+    if len(encoded) > STATE_DOC_BYTES_MAX:
+        raise BatchTooLarge(f"{name} has {len(encoded)} bytes; the limit is {STATE_DOC_BYTES_MAX}: store it elsewhere")
+    return encoded
+
+
+def states(value: Any, name: str = "states") -> list[State]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise InvalidRequest(f"{name} is a list of states; give at least one")
+    choices = [state for state in State if state != State.CLAIMED]
+    return list(dict.fromkeys(State(one_of(state, name, choices)) for state in value))
+
+
+def list_limit(value: Any) -> int:
+    return min(integer(value, "limit", 1, 1 << 62), LIST_LIMIT_MAX)
+
+
+def cursor(value: Any) -> tuple[int, int]:
+    if value is None:
+        return 0, 0
+    match = re.fullmatch(r"(\d{1,5}):(\d{1,15})", value) if isinstance(value, str) else None
+    if match is None:
+        raise InvalidRequest(f"after is {value!r:.60}, which is no cursor; use the `next` of the page before")
+    return int(match[1]), int(match[2])
+
+
+def redrive_filter(value: Any) -> RedriveFilter:
+    if value is None:
+        return RedriveFilter()
+    if isinstance(value, RedriveFilter):
+        value = msgspec.to_builtins(value)
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"filter is {_type(value)}; give a RedriveFilter or a mapping")
+    fields = RedriveFilter.__struct_fields__
+    for name, wanted in value.items():
+        one_of(name, "a filter's field", fields)
+        string(wanted, f"filter.{name}")
+    return RedriveFilter(**value)
+
+
+def rate(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
+        raise InvalidRequest(f"rate is {value!r:.60}; give items a second, above 0")
+    return float(value)
+
+
+# ---- settings ---------------------------------------------------------------------------------------------
+
+
+def backoff(value: Any) -> Backoff:
+    if value is None:
+        return Backoff()
+    if isinstance(value, Backoff):
+        return value
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"backoff is a mapping of base, cap and jitter, not {_type(value)}")
+    for name in value:
+        one_of(name, "a field of backoff", ("base", "cap", "jitter"))
+    base, jitter = value.get("base", 2), value.get("jitter", 0)
+    for name, number, low, high in (("base", base, 0, 1_000), ("jitter", jitter, 0, 1)):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
+            raise InvalidRequest(f"backoff.{name} is {number!r:.60}; use a number from {low} to {high}")
+    return Backoff(base=float(base), cap_ms=duration_ms(value.get("cap", "1h"), "backoff.cap"), jitter=float(jitter))
+
+
+def settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of QueueSettings for those arguments of create and update that were given."""
+    checked: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in ("lease_timeout", "expire_timeout"):
+            checked[f"{name}_ms"] = duration_ms(value, name, low=1)
+        elif name in ("dedup_window", "completed_retention"):
+            checked[f"{name}_ms"] = duration_ms(value, name)
+        elif name == "max_attempts":
+            checked[name] = integer(value, name, 0, ATTEMPTS_LIMIT)
+        elif name == "dead_queue":
+            checked[name] = None if value is None else queue_name(value)
+        elif name == "dead":
+            checked[name] = one_of(value, name, ("keep", "delete"))
+        elif name == "durability":
+            checked[name] = one_of(value, name, ("full", "relaxed"))
+        elif name == "backoff":
+            checked[name] = backoff(value)
+        else:
+            assert name == "reference", name
+            checked[name] = string(value, name)
+    return checked
+
+
+def partitions(value: Any) -> int:
+    return integer(value, "partitions", 1, PARTITIONS_MAX)
