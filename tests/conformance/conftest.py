@@ -1,12 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from millpond.model import QueueDefinition
 from millpond.store.base import Registry, Store, Stores
+from tests.conformance.engine import FaultyStores, SteppedPond
 from tests.conformance.stores import BACKENDS, Backend
+from tests.drive import definition
+
+MakePond = Callable[..., SteppedPond]
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
@@ -34,3 +39,29 @@ def registry(backend: Backend, tmp_path: Path) -> Iterator[Registry]:
     made = backend.registry(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def faulty(stores: Stores) -> FaultyStores:
+    """The backend's stores, with faults that a test can switch on."""
+    return FaultyStores(stores)
+
+
+@pytest.fixture
+def make_pond(stores: Stores) -> Iterator[MakePond]:
+    """Makes ponds of the given queues (one of one partition if none is) and closes their stores in the end."""
+    made: list[SteppedPond] = []
+
+    def make(*definitions: QueueDefinition, on: Stores | None = None) -> SteppedPond:
+        made.append(SteppedPond(on or stores, *definitions or [definition()]))
+        return made[-1]
+
+    yield make
+    for pond in made:
+        pond.drop()
+
+
+@pytest.fixture
+def pond(make_pond: MakePond) -> SteppedPond:
+    """One queue of one partition."""
+    return make_pond()

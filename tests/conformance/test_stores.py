@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,13 @@ def test_dropping_what_is_not_there_is_fine(store: Store) -> None:
 def test_what_a_turn_both_writes_and_drops_is_gone(store: Store) -> None:
     store.commit(turn(1, chunks=[chunk(1), chunk(2)], chunk_drops=[1], docs={1: b"a", 2: b"b"}, doc_drops=[1]))
     assert store.read([1, 2], [1, 2]) == ({2: b"chunk 2"}, {2: b"b"})
+
+
+def test_any_sequence_of_numbers_will_do(store: Store) -> None:
+    store.commit(turn(1, chunks=(chunk(1), chunk(2)), docs={1: b"a", 2: b"b"}))
+    assert store.read(range(5), array("q", [1])) == ({1: b"chunk 1", 2: b"chunk 2"}, {1: b"a"})
+    store.commit(turn(2, chunk_drops=array("q", [1]), doc_drops=range(2)))
+    assert store.read((1, 2), (1, 2)) == ({2: b"chunk 2"}, {2: b"b"})
 
 
 def test_documents_are_written_replaced_and_dropped(store: Store) -> None:

@@ -131,9 +131,10 @@ class PowerCutDisk:
                 else:
                     del self.durable[name]
 
-    def cut(self, target: Path, random: Random) -> None:
-        """`target` becomes what is found after the cut. How much of the unsynced survives is drawn first."""
-        share = random.choice([0.0, 0.1, 0.5, 0.9, 1.0])
+    def cut(self, target: Path, random: Random, share: float | None = None) -> None:
+        """`target` becomes what is found after the cut, with about that share (if None: any) of the unsynced."""
+        if share is None:
+            share = random.choice([0.0, 0.1, 0.5, 0.9, 1.0])
 
         def survives() -> bool:
             return random.random() < share

@@ -45,6 +45,7 @@ class Event(enum.IntEnum):
     FORGOTTEN = 19
     FORGOT = 20
     KEPT = 21
+    REMEMBERED = 22
 
 
 class Source(msgspec.Struct, array_like=True, gc=False):

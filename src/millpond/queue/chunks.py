@@ -14,7 +14,7 @@ _COMPACT_SLACK = 1_024  # dead entries to leave before the arrays are packed
 
 
 class Chunks:
-    __slots__ = ("_counts", "_created", "_dead", "_deadlines", "_expiry", "_firsts", "_live")
+    __slots__ = ("_counts", "_created", "_dead", "_deadlines", "_expired_at", "_expiry", "_firsts", "_live")
 
     def __init__(self) -> None:
         self._firsts = array("q")
@@ -26,9 +26,10 @@ class Chunks:
         # One heap entry (deadline << 64 | first) for each stretch of chunks whose deadlines do not fall: with a
         # steady expire_timeout that is one entry in all.
         self._expiry: list[int] = []
+        self._expired_at = -1  # chunks with a deadline up to this instant have been popped
 
     def add(self, first: int, count: int, created: int, deadline: int) -> None:
-        if not self._deadlines or deadline < self._deadlines[-1]:
+        if not self._deadlines or not self._expired_at < self._deadlines[-1] <= deadline:
             heappush(self._expiry, deadline << 64 | first)
         self._firsts.append(first)
         self._counts.append(count)
@@ -85,6 +86,7 @@ class Chunks:
     def pop_expired(self, now: int) -> list[tuple[int, int, int]]:
         """Chunks (first, end, live items) whose deadline is `now` or earlier. Each comes once."""
         expired: list[tuple[int, int, int]] = []
+        self._expired_at = max(self._expired_at, now)
         while self._expiry and self._expiry[0] >> 64 <= now:
             head = heappop(self._expiry)
             deadline, index = head >> 64, bisect_left(self._firsts, head & ((1 << 64) - 1))
@@ -115,11 +117,7 @@ class Chunks:
         mine = (chunks._firsts, chunks._counts, chunks._live, chunks._created, chunks._deadlines)
         for column, stored in zip(mine, columns, strict=True):
             column.frombytes(stored)
-        last = None
-        for index, deadline in enumerate(chunks._deadlines):
-            if last is None or deadline < last:
-                heappush(chunks._expiry, deadline << 64 | chunks._firsts[index])
-            last = deadline
+        chunks._find_stretches()
         return chunks
 
     def __len__(self) -> int:
@@ -138,3 +136,13 @@ class Chunks:
         self._created = array("q", [self._created[i] for i in keep])
         self._deadlines = array("q", [self._deadlines[i] for i in keep])
         self._dead = 0
+        self._find_stretches()
+
+    def _find_stretches(self) -> None:
+        """Make the heap anew: the chunk that an entry names may have gone."""
+        self._expiry = []
+        last = self._expired_at
+        for first, deadline in zip(self._firsts, self._deadlines, strict=True):
+            if deadline > self._expired_at and not self._expired_at < last <= deadline:
+                heappush(self._expiry, deadline << 64 | first)
+            last = deadline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
@@ -38,6 +39,7 @@ class Ended(msgspec.Struct, array_like=True, gc=False):
     number: int
     created: int
     name: str | None
+    moved: bool = False  # to another queue, from where it may come back to its names
 
 
 class Request(msgspec.Struct, array_like=True, gc=False):
@@ -110,11 +112,20 @@ class Dedup:
         if item_id is not None or correlation_id is not None:
             self.names[number] = f"{item_id or ''}\n{correlation_id or ''}"
 
-    def end(self, number: int, at: int, created: int, window: int) -> None:
+    def retire(self, number: int, at: int, created: int, window: int) -> None:
+        """The item has ended but is kept: it can be found by its id, and guards its names only for the window."""
+        entry = Ended(at, number, created, self.names.get(number))
+        for name in split(self.digests.get(number, b"")):
+            if self.live.get(name) == number:
+                self.uncommitted.add(name)
+                if window:
+                    self.ended.put(name, entry, window)
+
+    def end(self, number: int, at: int, created: int, window: int, *, moved: bool = False) -> None:
         joined = self.digests.pop(number, None)
         if joined is None:
             return
-        entry = Ended(at, number, created, self.names.pop(number, None))
+        entry = Ended(at, number, created, self.names.pop(number, None), moved)
         for name in split(joined):
             if self.live.get(name) == number:
                 del self.live[name]
@@ -129,6 +140,13 @@ class Dedup:
                 del self.live[name]
                 self.uncommitted.add(name)
         self.names.pop(number, None)
+
+    def disown(self, names: Iterable[bytes]) -> None:
+        """A turn that brought these in came to nothing."""
+        for name in names:
+            self.live.pop(name, None)
+            self.arrivals.pop(name, None)
+            self.requests.discard(name)
 
 
 def split(joined: bytes) -> list[bytes]:

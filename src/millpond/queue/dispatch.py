@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import groupby
 
 import msgspec
 
@@ -12,7 +14,7 @@ from millpond.history.format import RUN_BITS, RUN_MAX, Event, Record, decode_sta
 from millpond.model import DeadReason, LeasedItem, Produced, State, to_datetime
 from millpond.queue.dedup import Ended, id_digest, key_digest
 from millpond.queue.lane import Lane, Part, TurnJob
-from millpond.queue.lifecycle import bury
+from millpond.queue.lifecycle import bury, end_leases
 from millpond.queue.partition import ERROR_PART, STATE_PART, VERSION_BITS
 from millpond.queue.requests import Lease, Produce
 from millpond.queue.state import QueueState
@@ -21,6 +23,7 @@ from millpond.queue.waiters import share
 
 TURN_BYTES_MAX = 16 << 20  # produced in one commit; more waits for the next, so that no turn takes seconds
 _COUNT_MASK = RUN_MAX - 1
+_DISK_FULL = "the disk is full, so nothing can be produced; complete items or make room, then send it again"
 
 _encode_reply = msgspec.msgpack.Encoder().encode
 _decode_reply = msgspec.msgpack.Decoder(list[tuple[str, str | None, bool]]).decode
@@ -84,6 +87,8 @@ def _assign_produce(queue: QueueState, request: Produce, now: int) -> bool:
     lane = replaced[0][0] if replaced else choose_writable(queue)
     if lane is None or not lane.free:
         return False
+    if lane.full:
+        raise DiskFull(_DISK_FULL)
     if lane.draft.size and lane.draft.size + request.size > TURN_BYTES_MAX:
         return False
     for _, number in replaced:
@@ -98,7 +103,7 @@ def choose_writable(queue: QueueState) -> Lane | None:
     if lanes:
         return lanes[0] if len(lanes) == 1 else min(lanes, key=_produce_rank)
     if all(lane.full for lane in queue.lanes.values() if not lane.definition.read_only):
-        raise DiskFull("the disk is full, so nothing can be produced; complete items or make room, then send it again")
+        raise DiskFull(_DISK_FULL)
     return None
 
 
@@ -110,18 +115,8 @@ def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int
     records = request.records
     if duplicates:
         records = [record for index, record in enumerate(records) if index not in duplicates]
-    mint, created = lane.partition.mint, lane.partition.at
-    replies: list[Produced] = []
-    first = 0
-    if records:
-        first = lane.add(records, request.size)
-        prefix = mint.correlation_prefix(created)
-        id_prefix = mint.id_prefix
-        for number, record in enumerate(records, first):
-            if type(record) is bytes:
-                replies.append(Produced(f"{id_prefix}{number}", f"{prefix}{number:012x}"))
-            else:
-                replies.append(_reply(lane, number, record, created))  # type: ignore[arg-type]
+    first = lane.add(records, request.size) if records else 0
+    replies = _replies(lane, records, first)
     if duplicates:
         replies = _merge(replies, duplicates, len(request.records))
     if request.named:
@@ -137,9 +132,16 @@ def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int
     lane.draft.parts.append(ProducePart(queue, request, replies))
 
 
-def _reply(lane: Lane, number: int, record: Record, created: int) -> Produced:
-    mint = lane.partition.mint
-    return Produced(record.id or mint.id(number), record.correlation_id or mint.correlation_id(number, created))
+def _replies(lane: Lane, records: Sequence[bytes | Record], first: int) -> list[Produced]:
+    mint, created = lane.partition.mint, lane.partition.at
+    prefix, id_prefix = mint.correlation_prefix(created), mint.id_prefix
+    replies: list[Produced] = []
+    for number, record in enumerate(records, first):
+        item_id, correlation_id = f"{id_prefix}{number}", f"{prefix}{number:012x}"
+        if isinstance(record, Record):
+            item_id, correlation_id = record.id or item_id, record.correlation_id or correlation_id
+        replies.append(Produced(item_id, correlation_id))
+    return replies
 
 
 def _merge(replies: list[Produced], duplicates: dict[int, Produced | int], count: int) -> list[Produced]:
@@ -208,6 +210,10 @@ def _conflicts(
             duplicates[index] = repeated
             continue
         mine.update(dict.fromkeys(names, index))
+        if request.on_conflict == "replace":
+            for lane, number in _to_replace(queue, record, names, now):
+                replaced[lane.index, number] = (lane, number)
+            continue
         found = _find(queue, record, names, now)
         if found is None:
             continue
@@ -215,37 +221,45 @@ def _conflicts(
         if request.on_conflict == "reject":
             name = f"key {record.key!r}" if record.key is not None else f"id {record.id!r}"
             raise KeyConflict(f"{name} is taken by item {_id_of(lane, number, ended)}; use another", index=index)
-        if request.on_conflict == "replace" and ended is None:
-            state = lane.partition.states([number]).get(number)
-            if state not in (State.READY, State.SCHEDULED, State.RETRYING):
-                raise KeyConflict(
-                    f"item {_id_of(lane, number, ended)} is {state} and cannot be replaced; try again later"
-                )
-            replaced[lane.index, number] = (lane, number)
-        elif request.on_conflict == "ignore":
-            duplicates[index] = _duplicate(lane, number, ended)
+        duplicates[index] = _duplicate(lane, number, ended)
     if len({lane.index for lane, _ in replaced.values()}) > 1:
         raise KeyConflict("the items to replace lie in different partitions; send one request for each item")
     return duplicates, list(replaced.values())
 
 
+def _to_replace(queue: QueueState, record: Record, names: list[bytes], now: int) -> Iterator[tuple[Lane, int]]:
+    """The live items that have any of these names: id and key may be those of two."""
+    for name in names:
+        found = _find(queue, record, [name], now)
+        if found is None or found[2] is not None:
+            continue
+        lane, number, _ = found
+        state = lane.partition.states([number]).get(number)
+        if state not in (State.READY, State.SCHEDULED, State.RETRYING):
+            raise KeyConflict(f"item {_id_of(lane, number, None)} is {state} and cannot be replaced; try again later")
+        yield lane, number
+
+
 def _find(queue: QueueState, record: Record, names: list[bytes], now: int) -> tuple[Lane, int, Ended | None] | None:
-    """The live or lately ended item that has one of these names. Held if that cannot be told now."""
+    """The live or else lately ended item that has one of these names. Held if that cannot be told now."""
     window = queue.settings.dedup_window_ms
+    lately: tuple[Lane, int, Ended] | None = None
     for lane in queue.lanes.values():
         if not lane.known:
             raise Held(lane)
-        dedup = lane.partition.dedup
+        dedup, finished = lane.partition.dedup, lane.partition.finished
         for name in names:
             number = dedup.live.get(name)
+            if number in finished:
+                number = None
             ended = dedup.ended.get(name, now, window) if number is None else None
             if name in lane.draft.names or (not lane.free and (number or ended or name in dedup.uncommitted)):
                 raise Held(lane)
             if number is not None:
                 return lane, number, None
             if ended is not None:
-                return lane, ended.number, ended
-    return _find_assigned(queue, record)
+                lately = lane, ended.number, ended
+    return lately or _find_assigned(queue, record)
 
 
 def _find_assigned(queue: QueueState, record: Record) -> tuple[Lane, int, None] | None:
@@ -270,13 +284,18 @@ def _has_own_id(lane: Lane, number: int) -> bool:
 def id_taken(queue: QueueState, item_id: str, now: int) -> bool:
     """For items that come back under their old id."""
     try:
-        return _find(queue, Record(id=item_id), [id_digest(item_id)], now) is not None
+        return _is_taken(_find(queue, Record(id=item_id), [id_digest(item_id)], now))
     except InvalidRequest:
         return True
 
 
 def key_taken(queue: QueueState, key: str, now: int) -> bool:
-    return _find(queue, Record(key=key), [key_digest(key)], now) is not None
+    return _is_taken(_find(queue, Record(key=key), [key_digest(key)], now))
+
+
+def _is_taken(found: tuple[Lane, int, Ended | None] | None) -> bool:
+    """What an item that left for its dead queue has left behind is its own to come back to."""
+    return found is not None and not (found[2] is not None and found[2].moved)
 
 
 def _duplicate(lane: Lane, number: int, ended: Ended | None) -> Produced:
@@ -297,20 +316,21 @@ def _id_of(lane: Lane, number: int, ended: Ended | None) -> str:
 class LeasePart(Part):
     """One lane's items for a lease, as runs in order."""
 
-    __slots__ = ("_deadline", "_queue", "_request", "_runs", "items")
+    __slots__ = ("_deadline", "_queue", "_request", "items", "lane", "runs")
 
-    def __init__(self, queue: QueueState, request: Lease, runs: list[int], deadline: int) -> None:
+    def __init__(self, queue: QueueState, request: Lease, lane: Lane, deadline: int) -> None:
         self._queue = queue
         self._request = request
-        self._runs = runs
         self._deadline = deadline
+        self.lane = lane
+        self.runs: list[int] = []
         self.items: list[LeasedItem] = []
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
         if self._request.gone:
-            lane.waiting.append(ReleasePart(self._queue, self._runs, lane.partition.turn))
+            lane.waiting.append(ReleasePart(self._queue, self.runs, lane.partition.turn))
         else:
-            self.items = leased_items(lane, job, self._runs, self._deadline)
+            self.items = leased_items(lane, job, self.runs, self._deadline)
         self._settle()
 
     def again(self, lane: Lane) -> None:
@@ -322,7 +342,7 @@ class LeasePart(Part):
         self._settle()
 
     def finish_late(self, lane: Lane) -> None:
-        lane.waiting.append(ReleasePart(self._queue, self._runs, lane.partition.turn))
+        lane.waiting.append(ReleasePart(self._queue, self.runs, lane.partition.turn))
 
     def deadline(self) -> int:
         return self._request.deadline
@@ -334,14 +354,18 @@ class LeasePart(Part):
             return
         items = [item for part in request.items for item in part.items]
         request.items = []
-        if items or request.gone:
+        if request.gone:
+            give_back(self._queue, items)
+            request.error = None
+            request.answer([])
+        elif items:
             request.error = None
             request.answer(items)
         elif request.error is not None:
             error, request.error = request.error, None
             request.fail(error)
         else:
-            self._queue.waiters.park_first([request])
+            self._queue.waiters.park_again(request)
 
 
 class ReleasePart(Part):
@@ -355,7 +379,7 @@ class ReleasePart(Part):
         self._grant = grant
 
     def apply(self, lane: Lane, now: int) -> None:
-        leased = lane.partition.leased
+        leased, asked = lane.partition.leased, lane.partition.cancel_asked
         runs = []
         for run in self._runs:
             first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
@@ -364,6 +388,9 @@ class ReleasePart(Part):
                 runs.append(run)
             else:
                 runs += [run_of(number, 1) for number in held]
+        if asked and (cancelled := [n for n in numbers_of(runs) if n in asked]):
+            end_leases(self._queue, lane, cancelled, now)
+            runs = runs_of(n for n in numbers_of(runs) if n in leased)
         if runs:
             lane.partition.change(Event.RELEASED, runs)
             expired = [n for n in numbers_of(runs) if lane.partition.expire_deadline(n) <= now]
@@ -380,13 +407,17 @@ def give_back(queue: QueueState, items: Sequence[LeasedItem]) -> None:
     for item in items:
         token = queue.reader.read(item.lease)
         assert token is not None
-        grants.setdefault((token.partition, token.grant), []).append(token.number)
+        partition, number, grant, _, _ = token
+        grants.setdefault((partition, grant), []).append(number)
     for (partition, grant), numbers in grants.items():
         queue.lanes[partition].waiting.append(ReleasePart(queue, runs_of(numbers), grant))
 
 
 def assign_leases(queue: QueueState, now: int) -> None:
-    """Deal what is leasable in the free lanes to the waiters."""
+    """Deal what is leasable in the free lanes to the waiters.
+
+    Neighbours who want the same kind of lease are served in one event, and share it out in order.
+    """
     if queue.definition.paused or not len(queue.waiters):
         return
     lanes = [lane for lane in queue.lanes.values() if lane.free and lane.partition.ready.count]
@@ -394,31 +425,51 @@ def assign_leases(queue: QueueState, now: int) -> None:
     leases = queue.waiters.first(total)
     shares = share(total, [lease.batch for lease in leases])
     queue.waiters.remove_first(len(leases))
-    for lease, count in zip(leases, shares, strict=True):
-        _fill(queue, lease, count, lanes, now)
+    dealt = zip(leases, shares, strict=True)
+    for (client, timeout), group in groupby(dealt, key=lambda deal: (deal[0].client, deal[0].lease_timeout)):
+        alike = list(group)
+        count = sum(share for _, share in alike)
+        deadline = now + (timeout if timeout is not None else queue.settings.lease_timeout_ms)
+        _share_out(queue, alike, _take(lanes, count, client, deadline), deadline)
+        queue.rates.count("leased", count, now)
 
 
-def _fill(queue: QueueState, lease: Lease, count: int, lanes: list[Lane], now: int) -> None:
-    timeout = lease.lease_timeout if lease.lease_timeout is not None else queue.settings.lease_timeout_ms
-    deadline = now + timeout
-    taken: dict[int, list[int]] = {}
-    queue.rates.count("leased", count, now)
+def _take(lanes: list[Lane], count: int, client: str, deadline: int) -> deque[tuple[Lane, int]]:
+    """Lease the next `count` items; lanes with none left are struck off."""
+    taken: deque[tuple[Lane, int]] = deque()
     while count:
-        lane = min(lanes, key=_lease_rank)
+        lane = lanes[0] if len(lanes) == 1 else min(lanes, key=_lease_rank)
         runs = lane.partition.ready.peek(count)
-        lane.partition.change(Event.LEASED, lease.client, deadline, runs)
+        lane.partition.change(Event.LEASED, client, deadline, runs)
         for run in runs:
             items = (run & _COUNT_MASK) + 1
             count -= items
             _want(lane, run >> RUN_BITS, items)
-        taken.setdefault(lane.index, []).extend(runs)
+            taken.append((lane, run))
         if not lane.partition.ready.count:
             lanes.remove(lane)
-    for index, runs in taken.items():
-        part = LeasePart(queue, lease, runs, deadline)
-        lease.items.append(part)
-        lease.parts += 1
-        queue.lanes[index].draft.parts.append(part)
+    return taken
+
+
+def _share_out(
+    queue: QueueState, leases: list[tuple[Lease, int]], taken: deque[tuple[Lane, int]], deadline: int
+) -> None:
+    """Cut what was taken into the waiters' shares, a part for each lane that a share touches."""
+    for lease, count in leases:
+        part: LeasePart | None = None
+        while count:
+            lane, run = taken.popleft()
+            first, items = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            if items > count:
+                taken.appendleft((lane, run_of(first + count, items - count)))
+                run, items = run_of(first, count), count
+            if part is None or part.lane is not lane:
+                part = LeasePart(queue, lease, lane, deadline)
+                lease.items.append(part)
+                lease.parts += 1
+                lane.draft.parts.append(part)
+            part.runs.append(run)
+            count -= items
 
 
 def _lease_rank(lane: Lane) -> tuple[bool, int, int]:
@@ -449,13 +500,14 @@ def leased_items(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> li
             records = job.records[chunk]
             created_at = to_datetime(created)
             prefix, id_prefix = mint.correlation_prefix(created), mint.id_prefix
-            make_token = mint.tokens(grant, created)
+            seal = mint.sealer(grant, created)
             for number in range(low, high):
                 record = records[number - chunk]
                 if type(record) is bytes and number not in tries and number not in documents:
+                    digits = f"{number:012x}"
                     append(
                         LeasedItem(
-                            f"{id_prefix}{number}", make_token(number), record, f"{prefix}{number:012x}",
+                            f"{id_prefix}{number}", seal(number, digits), record, f"{prefix}{digits}",
                             1, 1, grant, until, created_at,
                         )
                     )  # fmt: skip

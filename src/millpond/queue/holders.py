@@ -2,127 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 
 from millpond.errors import LeaseLost, MillpondError, VersionConflict
 from millpond.history.format import Event, run_of, runs_of
 from millpond.model import DeadReason, ErrorInfo, Result, State, StateWritten, to_datetime
 from millpond.queue.backoff import backoff_ms
-from millpond.queue.lane import Lane, Lookup, Part, TurnJob
-from millpond.queue.lifecycle import bury, end_leases
+from millpond.queue.lane import Lane, Lookup, Part, TurnJob, completes
+from millpond.queue.lifecycle import bury, end_leases, kept_until
 from millpond.queue.partition import ERROR_PART, RESULT_PART, STATE_PART, VERSION_BITS
 from millpond.queue.requests import Complete, Extend, RetryItem, RetryItems, Tokens, WriteState
 from millpond.queue.state import QueueState
 from millpond.queue.tokens import Token
-
-Entry = tuple[int, Token]  # the token's place in the request, and what it says
 
 _BAD_TOKEN = Result(error=ErrorInfo("invalid", "not a lease token of this queue; use the one that came with the item"))
 _LOST = ErrorInfo(LeaseLost.code, "the lease has ended: it ran out, or the item was handed on; do not act on the item")
 
 
 class TokenPart(Part):
-    """Those tokens of a request that belong to one lane."""
+    """Those tokens of a request that belong to one lane, and where in the request they stand."""
 
-    __slots__ = ("_entries", "_lookups", "_queue", "_request", "_results")
+    __slots__ = ("_indexes", "_lookups", "_queue", "_request", "_results", "_tokens")
 
-    def __init__(self, queue: QueueState, request: Tokens, entries: list[Entry]) -> None:
+    def __init__(self, queue: QueueState, request: Tokens, indexes: Sequence[int], tokens: list[Token]) -> None:
         self._queue = queue
         self._request = request
-        self._entries = entries
-        self._results: dict[int, Result] = {}
-        self._lookups: dict[int, tuple[Token, Lookup]] = {}
+        self._indexes = indexes
+        self._tokens = tokens
+        self._results: list[Result] = []
+        self._lookups: list[tuple[int, Lookup]] = []
 
     def apply(self, lane: Lane, now: int) -> None:
-        self._results, self._lookups = {}, {}
+        self._lookups = []
         request = self._request
         if isinstance(request, Complete):
-            self._complete(lane, request, now)
-        elif isinstance(request, RetryItems):
-            self._retry(lane, request, now)
+            self._results = self._complete(lane, request, now)
+            return
+        seal_completes(self._queue, lane, now)
+        if isinstance(request, RetryItems):
+            self._results = self._retry(lane, request, now)
         elif isinstance(request, Extend):
-            self._extend(lane, request, now)
+            self._results = self._extend(lane, request, now)
         else:
             assert isinstance(request, WriteState)
-            self._write_state(lane, request)
+            self._results = self._write_state(lane, request)
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
-        request = self._request
-        for index, result in self._results.items():
-            request.fill(index, result)
-        for index, (token, lookup) in self._lookups.items():
-            request.fill(index, self._ok(lane, token) if lookup.found else self._lost(lane, token))
-        answer_when_filled(request)
+        for place, lookup in self._lookups:
+            if lookup.found:
+                self._results[place] = Result(True, correlation_of(lane, self._tokens[place]))
+        self._request.fill(self._indexes, self._results)
+        answer_when_filled(self._request)
 
     def fail(self, error: MillpondError) -> None:
-        for index, _ in self._entries:
-            self._request.fill(index, Result(error=ErrorInfo(error.code, error.message)))
+        self._request.fill(self._indexes, [Result(error=ErrorInfo(error.code, error.message))] * len(self._indexes))
         if isinstance(self._request, WriteState):
-            self._request.fail(error)
-        else:
-            answer_when_filled(self._request)
+            self._request.written = error
+        answer_when_filled(self._request)
 
     def deadline(self) -> int:
         return self._request.deadline
 
-    def _held(self, lane: Lane) -> Iterable[tuple[int, Token, bool]]:
+    def _held(self, lane: Lane) -> Iterator[tuple[Token, bool]]:
         """Each token and whether its delivery is in force. A request counts as of its arrival."""
         leased, at = lane.partition.leased, self._request.at
-        for index, token in self._entries:
-            lease = leased.get(token.number)
-            yield index, token, lease is not None and lease.grant == token.grant and at < lease.deadline
-
-    def _ok(self, lane: Lane, token: Token) -> Result:
-        return Result(True, correlation_of(lane, token))
-
-    def _lost(self, lane: Lane, token: Token) -> Result:
-        return Result(False, correlation_of(lane, token), _LOST)
+        for token in self._tokens:
+            lease = leased.get(token[1])
+            yield token, lease is not None and lease.grant == token[2] and at < lease.deadline
 
     # ---- complete -----------------------------------------------------------------------------------------
 
-    def _complete(self, lane: Lane, request: Complete, now: int) -> None:
-        partition, settings = lane.partition, self._queue.settings
-        done: dict[int, Token] = {}
-        results, at = self._results, request.at
-        leased, mint = partition.leased, partition.mint
-        prefix_of, prefix, prefix_created = mint.correlation_prefix, "", -1
-        for index, token in self._entries:
+    def _complete(self, lane: Lane, request: Complete, now: int) -> list[Result]:
+        partition, at = lane.partition, request.at
+        get, prefix_of = partition.leased.get, partition.mint.correlation_prefix
+        prefix, prefix_created = "", -1
+        results: list[Result] = []
+        done = lane.draft.completed
+        current, numbers = done[-1] if done else (None, [])
+        for token in self._tokens:
             _, number, grant, created, own = token
-            lease = leased.get(number)
+            lease = get(number)
             if lease is not None and lease.grant == grant and at < lease.deadline:
-                done[number] = token
+                if lease is not current:
+                    current, numbers = lease, []
+                    done.append((lease, numbers))
+                numbers.append(number)
                 if created != prefix_created:
                     prefix, prefix_created = prefix_of(created), created
-                results[index] = Result(True, own or f"{prefix}{number:012x}")
-            elif _may_have_ended(lane, token):
-                lookup = Lookup(number, grant, now - settings.completed_grace_ms)
-                lane.draft.lookups.append(lookup)
-                self._lookups[index] = (token, lookup)
+                results.append(Result(True, own or f"{prefix}{number:012x}"))
             else:
-                results[index] = self._lost(lane, token)
-        if not done:
-            return
-        keep_until = now + settings.completed_retention_ms if settings.completed_retention_ms else 0
-        has_result = bool(keep_until) and request.result is not None
-        if has_result:
-            assert request.result is not None
-            lane.draft.documents[next(iter(done)) << 2 | RESULT_PART] = request.result
-        for client, pairs in _by_client(lane, done):
-            partition.change(Event.COMPLETED, client, pairs, keep_until, has_result)
-        self._queue.rates.count("completed", len(done), now)
+                results.append(self._not_held(lane, token, len(results), now))
+        if request.result is not None and results[0].ok:
+            seal_completes(self._queue, lane, now, request.result)
+        return results
+
+    def _not_held(self, lane: Lane, token: Token, place: int, now: int) -> Result:
+        """Lost, unless this turn or the journal has it that this very delivery was completed a moment ago."""
+        if completes(lane.partition.events, token[1], token[2]):
+            return Result(True, correlation_of(lane, token))
+        if _may_have_ended(lane, token):
+            lookup = Lookup(token[1], token[2], now - self._queue.settings.completed_grace_ms)
+            lane.draft.lookups.append(lookup)
+            self._lookups.append((place, lookup))
+        return _lost(lane, token)
 
     # ---- retry --------------------------------------------------------------------------------------------
 
-    def _retry(self, lane: Lane, request: RetryItems, now: int) -> None:
-        seen: set[int] = set()
-        for index, token, held in self._held(lane):
-            if not held or token.number in seen:
-                self._results[index] = self._lost(lane, token)
+    def _retry(self, lane: Lane, request: RetryItems, now: int) -> list[Result]:
+        results: list[Result] = []
+        retried = 0
+        for index, (token, held) in zip(self._indexes, self._held(lane), strict=True):
+            if not held:
+                results.append(_lost(lane, token))
                 continue
-            seen.add(token.number)
-            self._results[index] = self._ok(lane, token)
-            self._retry_item(lane, token.number, request.items[index], now)
-        self._queue.rates.count("retried", len(seen), now)
+            results.append(Result(True, correlation_of(lane, token)))
+            self._retry_item(lane, token[1], request.items[index], now)
+            retried += 1
+        self._queue.rates.count("retried", retried, now)
+        return results
 
     def _retry_item(self, lane: Lane, number: int, item: RetryItem, now: int) -> None:
         queue, partition = self._queue, lane.partition
@@ -144,61 +141,64 @@ class TokenPart(Part):
 
     # ---- extend -------------------------------------------------------------------------------------------
 
-    def _extend(self, lane: Lane, request: Extend, now: int) -> None:
+    def _extend(self, lane: Lane, request: Extend, now: int) -> list[Result]:
         timeout = request.lease_timeout
         if timeout is None:
             timeout = self._queue.settings.lease_timeout_ms
         deadline = now + timeout
         until = to_datetime(deadline)
         numbers: dict[int, None] = {}
-        for index, token, held in self._held(lane):
+        results: list[Result] = []
+        for token, held in self._held(lane):
             if not held:
-                self._results[index] = self._lost(lane, token)
+                results.append(_lost(lane, token))
                 continue
-            numbers[token.number] = None
-            asked = token.number in lane.partition.cancel_asked
-            self._results[index] = Result(True, correlation_of(lane, token), None, until, asked)
-        if not numbers:
-            return
-        if timeout:
+            numbers[token[1]] = None
+            asked = token[1] in lane.partition.cancel_asked
+            results.append(Result(True, correlation_of(lane, token), None, until, asked))
+        if numbers and timeout:
             lane.partition.change(Event.EXTENDED, deadline, runs_of(numbers))
-        else:
+        elif numbers:
             end_leases(self._queue, lane, list(numbers), now)
+        return results
 
     # ---- state --------------------------------------------------------------------------------------------
 
-    def _write_state(self, lane: Lane, request: WriteState) -> None:
-        index, token, held = next(iter(self._held(lane)))
-        correlation_id = correlation_of(lane, token)
-        self._results[index] = Result(True, correlation_id)
+    def _write_state(self, lane: Lane, request: WriteState) -> list[Result]:
+        """The outcome goes into `request.written`; the result only says that there is one."""
+        [(token, held)] = self._held(lane)
+        number, correlation_id = token[1], correlation_of(lane, token)
+        version = lane.partition.documents.get(number, 0) >> VERSION_BITS
         if not held:
             request.written = LeaseLost(_LOST.message, correlation_id=correlation_id)
-            return
-        version = lane.partition.documents.get(token.number, 0) >> VERSION_BITS
-        if request.version != version:
+        elif request.version != version:
             request.written = VersionConflict(
                 f"the state document is at version {version}, not {request.version}; read it again",
                 version=version,
                 correlation_id=correlation_id,
             )
-            return
-        lane.draft.documents[token.number << 2 | STATE_PART] = request.document
-        lane.partition.change(Event.STATE_WRITTEN, token.number, version + 1)
-        request.written = StateWritten(version + 1, correlation_id, token.number in lane.partition.cancel_asked)
+        else:
+            lane.draft.documents[number << 2 | STATE_PART] = request.document
+            lane.partition.change(Event.STATE_WRITTEN, number, version + 1)
+            request.written = StateWritten(version + 1, correlation_id, number in lane.partition.cancel_asked)
+        return [Result(True, correlation_id)]
 
 
 def assign_tokens(queue: QueueState, request: Tokens) -> None:
     """Hand each lane its tokens; what is no token is answered here."""
-    read = queue.reader.read
-    by_lane: dict[int, list[Entry]] = {}
-    for index, text in enumerate(request.tokens):
-        token = read(text)
-        if token is None or token.partition not in queue.lanes:
-            request.fill(index, _BAD_TOKEN)
-        else:
-            by_lane.setdefault(token.partition, []).append((index, token))
-    for lane, entries in by_lane.items():
-        queue.lanes[lane].waiting.append(TokenPart(queue, request, entries))
+    tokens = queue.reader.read_all(request.tokens)
+    by_lane: dict[int, tuple[list[int], list[Token]]] = {}
+    for index, token in enumerate(tokens):
+        if token is None or token[0] not in queue.lanes:
+            request.fill([index], [_BAD_TOKEN])
+            continue
+        if token[0] not in by_lane:
+            by_lane[token[0]] = ([], [])
+        indexes, mine = by_lane[token[0]]
+        indexes.append(index)
+        mine.append(token)
+    for lane, (indexes, mine) in by_lane.items():
+        queue.lanes[lane].waiting.append(TokenPart(queue, request, indexes, mine))
     answer_when_filled(request)
 
 
@@ -215,32 +215,49 @@ def answer_when_filled(request: Tokens) -> None:
         request.answer(request.written)
 
 
+def seal_completes(queue: QueueState, lane: Lane, now: int, result: bytes | None = None) -> None:
+    """Make one event of the completes gathered so far; `result` belongs to the last of the items.
+
+    Called before anything else may look at the leases they end.
+    """
+    done, lane.draft.completed = lane.draft.completed, []
+    if not done:
+        return
+    clients: dict[str, list[int]] = {}
+    seen: set[int] = set()
+    for lease, numbers in done:
+        fresh = numbers
+        if not seen.isdisjoint(numbers) or len(set(numbers)) < len(numbers):  # a token given twice
+            fresh = [number for number in dict.fromkeys(numbers) if number not in seen]
+        seen.update(fresh)
+        pairs = clients.setdefault(lease.client, [])
+        for run in runs_of(fresh):
+            pairs += (run, lease.grant)
+    until = kept_until(queue, now)
+    finisher = -1
+    if until and result is not None:
+        finisher = done[-1][1][-1]
+        lane.draft.documents[finisher << 2 | RESULT_PART] = result
+    for client, pairs in clients.items():
+        lane.partition.change(Event.COMPLETED, client, pairs, until, finisher)
+    queue.rates.count("completed", len(seen), now)
+
+
 def correlation_of(lane: Lane, token: Token) -> str:
-    return token.correlation_id or lane.partition.mint.correlation_id(token.number, token.created)
+    return token[4] or lane.partition.mint.correlation_id(token[1], token[3])
+
+
+def _lost(lane: Lane, token: Token) -> Result:
+    return Result(False, correlation_of(lane, token), _LOST)
 
 
 def _may_have_ended(lane: Lane, token: Token) -> bool:
     """Whether the journal may know of its completion: an item that came back from a lease has tries."""
-    partition, number = lane.partition, token.number
+    partition, number = lane.partition, token[1]
     if number in partition.finished:
         return True
     alive = (partition.leased, partition.tries, partition.waiting, partition.dead, partition.moving)
     return not any(number in column for column in alive)
-
-
-def _by_client(lane: Lane, done: dict[int, Token]) -> list[tuple[str, list[int]]]:
-    """Completed items as (client, [run, grant, run, grant, …])."""
-    groups: dict[tuple[str, int], list[int]] = {}
-    leased = lane.partition.leased
-    for number in done:
-        lease = leased[number]
-        groups.setdefault((lease.client, lease.grant), []).append(number)
-    clients: dict[str, list[int]] = {}
-    for (client, grant), numbers in groups.items():
-        pairs = clients.setdefault(client, [])
-        for run in runs_of(numbers):
-            pairs += (run, grant)
-    return list(clients.items())
 
 
 def _fatal(queue: QueueState, lane: Lane, number: int, item: RetryItem, now: int) -> DeadReason | None:

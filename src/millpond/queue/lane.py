@@ -8,7 +8,8 @@ tells whether the turn is in it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,7 @@ from millpond.history.format import (
 )
 from millpond.model import PartitionDefinition, QueueSettings
 from millpond.queue.bodies import Bodies, Records
-from millpond.queue.partition import Partition, document_keys
+from millpond.queue.partition import Lease, Partition, document_keys
 from millpond.store.base import Chunk, Store, StoreFailed, StoreFull, Trim, Turn
 
 CHUNK_ITEMS_MAX = 1_000  # reading one item means reading its chunk
@@ -80,22 +81,6 @@ class Lookup(msgspec.Struct):
 class Draft:
     """What the turn in the making reads and writes besides the partition's events."""
 
-    __slots__ = (
-        "arrivals",
-        "chunk_wants",
-        "chunks",
-        "document_wants",
-        "documents",
-        "first",
-        "lookups",
-        "names",
-        "parts",
-        "pinned",
-        "records",
-        "requests",
-        "size",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.chunks: list[Chunk] = []
@@ -111,6 +96,7 @@ class Draft:
         self.requests: list[tuple[bytes, int, int, bytes | None]] = []
         self.arrivals: list[tuple[bytes, int, int]] = []
         self.names: set[bytes] = set()  # keys, ids, requests and transfers that this turn brings in
+        self.completed: list[tuple[Lease, list[int]]] = []  # gathered, to be one event
 
 
 class Job:
@@ -202,13 +188,18 @@ class TurnJob(Job):
 
 
 def _was_completed(store: Store, lookup: Lookup) -> bool:
-    for row in store.ended(lookup.number, lookup.since):
-        for event in decode_entry(row.events).events:
-            if event[0] == Event.COMPLETED:
-                for run, grant in zip(event[2][::2], event[2][1::2], strict=True):
-                    first, count = run >> 20, (run & 0xFFFFF) + 1
-                    if grant == lookup.grant and first <= lookup.number < first + count:
-                        return True
+    rows = store.ended(lookup.number, lookup.since)
+    return any(completes(decode_entry(row.events).events, lookup.number, lookup.grant) for row in rows)
+
+
+def completes(events: Iterable[Sequence[Any]], number: int, grant: int) -> bool:
+    """Whether one of these events completed that delivery."""
+    for event in events:
+        if event[0] == Event.COMPLETED:
+            for run, granted in zip(event[2][::2], event[2][1::2], strict=True):
+                first, count = run >> 20, (run & 0xFFFFF) + 1
+                if granted == grant and first <= number < first + count:
+                    return True
     return False
 
 
@@ -282,6 +273,9 @@ class Lane:
     def seal(self, settings: QueueSettings) -> None:
         """Make chunks of the records taken, so that they can be leased in the same turn."""
         draft, partition = self.draft, self.partition
+        if draft.requests and not draft.records:
+            partition.change(Event.REMEMBERED, draft.requests)
+            draft.requests = []
         if not draft.records:
             return
         deadline = partition.at + settings.expire_timeout_ms

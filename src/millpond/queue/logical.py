@@ -18,7 +18,7 @@ from random import Random
 from millpond.errors import Closed, DiskFull, MillpondError
 from millpond.model import QueueDefinition
 from millpond.queue.dispatch import assign_leases, assign_produces, give_back
-from millpond.queue.holders import assign_tokens
+from millpond.queue.holders import TokenPart, assign_tokens, seal_completes
 from millpond.queue.lane import CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
 from millpond.queue.lifecycle import next_wake, run_lifecycle
 from millpond.queue.operations import answer_stats, start_operation
@@ -137,14 +137,19 @@ class LogicalQueue:
         for lane in state.free_lanes():
             parts, lane.waiting = lane.waiting, []
             for part in parts:
+                if not isinstance(part, TokenPart):
+                    seal_completes(state, lane, now)
                 part.apply(lane, now)
+            seal_completes(state, lane, now)
             lane.draft.parts += parts
             run_lifecycle(state, lane, now)
             send_transfers(state, lane, now)
         assign_arrives(state, now)
         assign_produces(state, now)
         for lane in state.free_lanes():
-            lane.seal(state.settings)
+            if lane.draft.records or lane.draft.requests:
+                lane.seal(state.settings)
+                run_lifecycle(state, lane, now)  # what waited for a lane may be due, or too late, already
         assign_leases(state, now)
 
     # ---- apply --------------------------------------------------------------------------------------------
@@ -238,6 +243,11 @@ class LogicalQueue:
             job.draft.parts = []
             lane.probe_at = now + lane.probe_wait
         lane.doubt = job
+        if not job.issued:  # nothing of it was written: what need not wait for this lane may go elsewhere
+            lane.partition.dedup.disown(job.draft.names)
+            parts, job.draft.parts = job.draft.parts, []
+            for part in parts:
+                part.again(lane)
 
     def _finish_load(self, lane: Lane, job: LoadJob, now: int) -> None:
         if job.error is not None:
@@ -319,16 +329,19 @@ class LogicalQueue:
         state = self.state
         for lease in state.waiters.pop_all():
             lease.answer([])
+        for _, _, resume in state.sleepers:  # to their next step, which is refused below
+            resume()
+        state.sleepers = []
         for request in (*self._inbox, *state.produces, *state.arrives):
             request.fail(error)
         self._inbox, state.produces, state.arrives = [], [], []
         for lane in state.lanes.values():
             parts, lane.waiting = lane.waiting, []
-            if lane.doubt is not None:
-                parts += lane.doubt.draft.parts
-                lane.doubt = None
             for part in parts:
                 part.fail(error)
+            doubt, lane.doubt = lane.doubt, None
+            for part in doubt.draft.parts if doubt is not None else ():
+                part.fail(away(lane, issued=True))
             if lane.job is None and lane.status != Status.CLOSED:
                 self._start(lane.seal_close(now))
 

@@ -413,7 +413,7 @@ def _revive(queue: QueueState, chosen: dict[str | None, list[int]], lane: Lane, 
         states = partition.states(numbers)
         by_state: dict[State, list[int]] = defaultdict(list)
         for number, state in states.items():
-            if number not in partition.moving and state != State.LEASED:
+            if number not in partition.moving and (state == State.DEAD or (target and state != State.LEASED)):
                 by_state[state].append(number)
         for state, group in by_state.items():
             moved += len(group)

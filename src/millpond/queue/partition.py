@@ -184,13 +184,16 @@ class Partition:
                     self.ready.push(0, number, 1)
                 else:
                     self._place(number, record)
-        for name, request_first, request_count, reply in requests:
-            entry = Request(self.at, request_first, request_count, reply)
-            self.dedup.requests.put(name, entry, self.dedup_window)
+        self.on_remembered(requests)
         for name, number, documents in arrivals:
             self.dedup.arrivals[name] = number
             if documents:
                 self.documents[number] = documents
+
+    def on_remembered(self, requests: Sequence[Sequence[Any]]) -> None:
+        """Produce requests that were carried out, some with nothing new in them."""
+        for name, first, count, reply in requests:
+            self.dedup.requests.put(name, Request(self.at, first, count, reply), self.dedup_window)
 
     def on_leased(self, client: str, deadline: int, runs: Sequence[int]) -> None:
         lease = Lease(client, self.turn, deadline)
@@ -201,8 +204,8 @@ class Partition:
             self.lease_timers.push(deadline, run)
             self._count("leased", count)
 
-    def on_completed(self, client: str, pairs: Sequence[int], keep_until: int, result: bool) -> None:
-        """`pairs`: run, grant, run, grant, … in the order of completion. Only a kept item has a result."""
+    def on_completed(self, client: str, pairs: Sequence[int], keep_until: int, with_result: int) -> None:
+        """`pairs`: run, grant, run, grant, … in the order of completion; `with_result`: the item that has one."""
         for run in pairs[::2]:
             first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
             for number in range(first, first + count):
@@ -213,8 +216,9 @@ class Partition:
                 self._end(first, count)
             else:
                 self._finish(first, count, keep_until << 1)
-                if result:
-                    self.documents[first] = self.documents.get(first, 0) | HAS_RESULT
+                self._drop_states(first, count)
+                if first <= with_result < first + count:
+                    self.documents[with_result] = self.documents.get(with_result, 0) | HAS_RESULT
             self._count("completed", count)
 
     def on_retried(self, client: str, number: int, due: int, deferred: bool, error: str | None) -> None:
@@ -271,16 +275,16 @@ class Partition:
         for run in runs:
             first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
             self._count("dead", count)
-            if fate == DELETE:
-                self._end(first, count)
-                continue
             numbers = range(first, first + count)
-            self.dead.update(dict.fromkeys(numbers, self.at << 8 | reason))
-            if move is not None:
-                self.moving.update(dict.fromkeys(numbers, move))
             if error is not None:
                 for number in numbers:
                     self.documents[number] = self.documents.get(number, 0) | HAS_ERROR
+            if fate == DELETE:
+                self._end(first, count)
+                continue
+            self.dead.update(dict.fromkeys(numbers, self.at << 8 | reason))
+            if move is not None:
+                self.moving.update(dict.fromkeys(numbers, move))
 
     def on_cancelled(self, state: str, runs: Sequence[int], keep_until: int) -> None:
         self._leave(state, runs)
@@ -309,7 +313,8 @@ class Partition:
         """The dead, back to life in place, with no attempts behind them and time before them."""
         for number in numbers:
             del self.dead[number]
-            self.tries.pop(number, None)
+            if number in self.tries:
+                self.tries[number] = self.deliveries(number)
             self.expiries[number] = deadline
             self.expiry_timers.push(deadline, run_of(number, 1))
             self.ready.push(self.priorities.get(number, 0), number, 1)
@@ -326,7 +331,7 @@ class Partition:
 
     def on_moved(self, numbers: Sequence[int], names: Sequence[bytes], target: str) -> None:
         for number in numbers:
-            self._end(number, 1)
+            self._end(number, 1, moved=True)
         self.confirming.update(dict.fromkeys(names, target))
 
     def on_kept(self, numbers: Sequence[int], reason: int) -> None:
@@ -411,15 +416,29 @@ class Partition:
                 del self.finished[number]
 
     def _finish(self, first: int, count: int, kept: int) -> None:
+        if self.dedup.digests:
+            for number in range(first, first + count):
+                if number in self.dedup.digests:
+                    self.dedup.retire(number, self.at, self.chunks.created_of(number), self.dedup_window)
         self.finished.update(dict.fromkeys(range(first, first + count), kept))
         self.finish_timers.push(kept >> 1, run_of(first, count))
 
-    def _end(self, first: int, count: int) -> None:
+    def _drop_states(self, first: int, count: int) -> None:
+        if self.documents:
+            for number in range(first, first + count):
+                if self.documents.get(number, 0) & HAS_STATE:
+                    self.documents[number] &= HAS_ERROR | HAS_RESULT
+                    self.document_drops.append(number << 2 | STATE_PART)
+
+    def _end(self, first: int, count: int, *, moved: bool = False) -> None:
         numbers = range(first, first + count)
         if self.dedup.digests:
             for number in numbers:
-                if number in self.dedup.digests:
-                    self.dedup.end(number, self.at, self.chunks.created_of(number), self.dedup_window)
+                if number in self.finished:
+                    self.dedup.release(number)
+                elif number in self.dedup.digests:
+                    created = self.chunks.created_of(number)
+                    self.dedup.end(number, self.at, created, self.dedup_window, moved=moved)
         for column in self._columns:
             if column:
                 for number in numbers:

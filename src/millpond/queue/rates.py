@@ -18,7 +18,8 @@ class RateMeter:
         self._second = 0
 
     def count(self, name: str, by: int, now: int) -> None:
-        self._roll(now)
+        if now // 1000 > self._second:
+            self._roll(now)
         self._buckets[name][self._second % _SECONDS] += by
 
     def rates(self, now: int) -> Rates:

@@ -103,9 +103,14 @@ class Tokens(Request):
         self.results: list[Result | None] = [None] * len(tokens)
         self.missing = len(tokens)
 
-    def fill(self, index: int, result: Result) -> None:
-        self.results[index] = result
-        self.missing -= 1
+    def fill(self, indexes: Sequence[int], results: list[Result]) -> None:
+        """`indexes` are ascending, so that all of them are all in order."""
+        self.missing -= len(indexes)
+        if len(results) == len(self.results):
+            self.results = list(results)
+        else:
+            for index, result in zip(indexes, results, strict=True):
+                self.results[index] = result
 
 
 class Complete(Tokens):

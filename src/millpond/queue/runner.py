@@ -55,17 +55,17 @@ class Runner:
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self.wake()
 
-    async def ask(self, request: Request) -> Any:
-        """Submit and wait for the reply. If the caller is cancelled, what it would have got goes back."""
+    def ask(self, request: Request) -> asyncio.Future[Any]:
+        """Submit; the reply comes as the future's result. Whoever stops waiting for it must `withdraw`."""
         future: asyncio.Future[Any] = self._loop.create_future()
         request.done = partial(_deliver, future)
         self.submit(request)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.queue.withdraw(request)
-            self.wake()
-            raise
+        return future
+
+    def withdraw(self, request: Request) -> None:
+        """The caller has gone: what it would have got goes back."""
+        self.queue.withdraw(request)
+        self.wake()
 
     def submit(self, request: Request) -> None:
         self.last_used = now = self._clock.now()

@@ -15,7 +15,7 @@ import msgspec
 from millpond.errors import MillpondError, NotFound
 from millpond.history.format import Event, Record, Source
 from millpond.model import DeadReason
-from millpond.queue.dedup import transfer_digest
+from millpond.queue.dedup import id_digest, key_digest, transfer_digest
 from millpond.queue.dispatch import Held, choose_writable, id_taken, key_taken, names_of
 from millpond.queue.lane import Lane, Part, TurnJob
 from millpond.queue.partition import REASONS, Move
@@ -233,9 +233,10 @@ def _take_in(queue: QueueState, lane: Lane, transfers: list[Transfer], now: int)
     size = 0
     for transfer in transfers:
         record = transfer.record
-        if transfer.wanted_id is not None and not id_taken(queue, transfer.wanted_id, now):
-            record = msgspec.structs.replace(record, id=transfer.wanted_id, source=None)
-        if record.key is not None and key_taken(queue, record.key, now):
+        wanted, key = transfer.wanted_id, record.key
+        if wanted is not None and id_digest(wanted) not in names and not id_taken(queue, wanted, now):
+            record = msgspec.structs.replace(record, id=wanted, source=None)
+        if key is not None and (key_digest(key) in names or key_taken(queue, key, now)):
             record = msgspec.structs.replace(record, key=None)
         records.append(record)
         names.update(names_of(record))
@@ -276,7 +277,12 @@ class ForgetPart(Part):
 
 
 def assign_forget(queue: QueueState, request: Forget) -> None:
-    """Any lane may hold the names; each says what it knows."""
+    """Any lane may hold the names; each says what it knows. A second copy that still waits must not come after it."""
+    forgotten = set(request.names)
+    for arrive in queue.arrives:
+        left = [index for index, transfer in enumerate(arrive.transfers) if transfer.name not in forgotten]
+        arrive.numbers = [arrive.numbers[index] for index in left]
+        arrive.transfers = [arrive.transfers[index] for index in left]
     request.missing = len(queue.lanes)
     for lane in queue.lanes.values():
         lane.waiting.append(ForgetPart(request, request.names))

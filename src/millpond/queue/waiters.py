@@ -24,13 +24,11 @@ class Waiters:
         self._parked[lease.order] = lease
         heappush(self._timers, (lease.until, lease.order))
 
-    def park_first(self, leases: Sequence[Lease]) -> None:
-        """Back in front of all the others, in this order: their items were lost with a failed commit."""
-        others = list(self._parked.values())
-        self._parked.clear()
-        self._timers.clear()
-        for lease in (*leases, *others):
-            self.park(lease)
+    def park_again(self, lease: Lease) -> None:
+        """Back to its old place: its items were lost with a failed commit."""
+        self._parked[lease.order] = lease
+        self._parked = dict(sorted(self._parked.items()))
+        heappush(self._timers, (lease.until, lease.order))
 
     def withdraw(self, lease: Lease) -> bool:
         return self._parked.pop(lease.order, None) is not None

@@ -121,11 +121,12 @@ class QueuesManager:
         assert isinstance(stats, QueueStats)
         return stats
 
+    def awake(self, name: str) -> Runner | None:
+        """The queue if it is awake: the way of nearly every request."""
+        return None if name in self._settling else self._runners.get(name)
+
     async def runner(self, name: str) -> Runner:
-        """The queue, awake."""
-        runner = self._runners.get(name)
-        if runner is not None and name not in self._settling:
-            return runner
+        """The queue, woken if need be."""
         while True:
             self.definition(name)
             if self._closing:

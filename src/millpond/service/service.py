@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -256,8 +257,18 @@ class Service:
     # ---- shared -------------------------------------------------------------------------------------------
 
     async def _ask(self, queue: str, request: Request) -> Any:
-        runner = await self._manager.runner(validate.queue_name(queue))
-        return await runner.ask(request)
+        try:
+            runner = self._manager.awake(queue)
+        except TypeError:  # an unhashable name
+            runner = None
+        if runner is None:
+            runner = await self._manager.runner(validate.queue_name(queue))
+        future = runner.ask(request)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            runner.withdraw(request)
+            raise
 
     async def _ask_holder(self, queue: str | None, token: str, request: Request) -> Any:
         """A token names its queue, so callers may leave it out."""

@@ -168,10 +168,13 @@ def new_items(items: Items, now: int) -> tuple[list[bytes | Record], int, bool]:
     if isinstance(items, bytes | str) or not isinstance(items, Sequence):
         raise InvalidRequest(f"items is a list of items, not {_type(items)}; put a single one into a list")
     _batch(len(items), "items", PRODUCE_BATCH_MAX)
-    records: list[bytes | Record] = [
-        item if type(item) is bytes else _record(item, now, index) for index, item in enumerate(items)
-    ]
-    sizes = [len(record.payload if isinstance(record, Record) else record) for record in records]
+    if set(map(type, items)) == {bytes}:
+        records: list[bytes | Record] = list(items)  # type: ignore[arg-type]
+        sizes, named = list(map(len, records)), False  # type: ignore[arg-type]
+    else:
+        records = [item if type(item) is bytes else _record(item, now, index) for index, item in enumerate(items)]
+        sizes = [len(record.payload if isinstance(record, Record) else record) for record in records]
+        named = _check_ids(records)
     if max(sizes) > PAYLOAD_BYTES_MAX:
         index = next(i for i, size in enumerate(sizes) if size > PAYLOAD_BYTES_MAX)
         raise BatchTooLarge(
@@ -181,7 +184,6 @@ def new_items(items: Items, now: int) -> tuple[list[bytes | Record], int, bool]:
     total = sum(sizes)
     if total > PRODUCE_BYTES_MAX:
         raise BatchTooLarge(f"the request has {total} bytes of payload; split it, the limit is {PRODUCE_BYTES_MAX}")
-    named = _check_ids(records)
     return records, total, named
 
 
@@ -295,9 +297,9 @@ def tokens(value: Any, name: str = "leases") -> list[str]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise InvalidRequest(f"{name} is a list of lease tokens, not {_type(value)}; put a single one into a list")
     _batch(len(value), name, TOKEN_BATCH_MAX)
-    for index, token in enumerate(value):
-        if not isinstance(token, str):
-            raise InvalidRequest(f"{name}[{index}] is {_type(token)}; give the string from the item's `lease`")
+    if set(map(type, value)) != {str}:
+        index, token = next((i, token) for i, token in enumerate(value) if type(token) is not str)
+        raise InvalidRequest(f"{name}[{index}] is {_type(token)}; give the string from the item's `lease`")
     return list(value)
 
 

@@ -28,6 +28,7 @@ CHECKPOINT_PAGES = 2000  # 16 MB of log between checkpoints
 CHECKPOINT_PAGES_RELIEVED = 100  # when the reserve is given up, many stores' logs must fit into it
 LOG_BYTES_MAX = 2 * CHECKPOINT_PAGES * PAGE_BYTES  # a log that a huge snapshot blew up is cut back to this
 CACHE_KIB = 1024  # thousands of partitions are open at a time, and the engine has a cache of its own
+COPY_BYTES = 1 << 20  # at a time, when a log is written again
 TRIM_ROWS_MAX = 2000  # bounds what a trim adds to its commit
 RESERVE_BYTES = 8 << 20  # room for the logs of some ten busy partitions on a full disk
 SHRINK_FREE_BYTES = 32 << 20  # fewer free pages are left for new items
@@ -48,6 +49,17 @@ def load_statements(text: str) -> dict[str, str]:
 SQL = load_statements(importlib.resources.files("millpond.store").joinpath("sqlite.sql").read_text("utf-8"))
 
 # ---- files ------------------------------------------------------------------------------------------------
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def bytes_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def sync_directory(path: Path) -> None:
@@ -74,10 +86,9 @@ def is_full(problem: BaseException, connection: apsw.Connection | None) -> bool:
         return problem.errno in NO_ROOM
     if connection is None or not isinstance(problem, apsw.IOError | apsw.CantOpenError):
         return False
-    failed_sync = (
-        getattr(problem, "extendedresult", 0) == apsw.SQLITE_IOERR_FSYNC
-    )  # then the writes before it may stand
-    return connection.system_errno in NO_ROOM and not failed_sync
+    if getattr(problem, "extendedresult", 0) == apsw.SQLITE_IOERR_FSYNC:
+        return False  # what was written before the sync may stand
+    return connection.system_errno in NO_ROOM
 
 
 def describe(path: Path, problem: BaseException) -> str:
@@ -138,6 +149,7 @@ class Reserve:
 def connect(path: Path, upgrades: Sequence[str], durability: str, vfs: str | None) -> apsw.Connection:
     """Opens or creates the file, of the newest version, with nothing in it that a power cut could undo."""
     make_directory(path.parent)
+    left_unclean = bytes_of(log_of(path)) > 0
     connection = apsw.Connection(str(path), vfs=vfs)
     try:
         connection.pragma("page_size", PAGE_BYTES)
@@ -150,7 +162,8 @@ def connect(path: Path, upgrades: Sequence[str], durability: str, vfs: str | Non
         connection.pragma("temp_store", "MEMORY")
         connection.wal_autocheckpoint(CHECKPOINT_PAGES)
         upgrade(connection, path, upgrades)
-        settle(connection)
+        if left_unclean:
+            settle(connection, path, vfs)
     except BaseException:
         close_quietly(connection)
         raise
@@ -170,12 +183,27 @@ def upgrade(connection: apsw.Connection, path: Path, upgrades: Sequence[str]) ->
         connection.execute(f"BEGIN IMMEDIATE; {SQL[upgrades[step]]}; PRAGMA user_version = {step + 1}; COMMIT")
 
 
-def settle(connection: apsw.Connection) -> None:
-    """Moves the log into the file, both synced. After a failed commit the log may hold what only memory has."""
+def settle(connection: apsw.Connection, path: Path, vfs: str | None) -> None:
+    """Makes durable what a crash or a failed commit left in the log, which may be in memory only."""
     try:
+        write_again(log_of(path), vfs)
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     except apsw.FullError:
-        pass  # the log was synced before the file ran out of room: nothing can be lost
+        pass  # the log is synced, whether or not there was room to move it into the file
+
+
+def write_again(path: Path, vfs: str | None) -> None:
+    """Writes a file over itself. After a failed sync Linux takes pages for clean that never reached the disk: they
+    can be read, and the next sync succeeds without them. The lock of the database must be held.
+    """
+    file = apsw.VFSFile(vfs or "", str(path), [apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READWRITE, 0])
+    try:
+        size = file.xFileSize()
+        for offset in range(0, size, COPY_BYTES):
+            file.xWrite(file.xRead(min(COPY_BYTES, size - offset), offset), offset)
+        file.xSync(apsw.SQLITE_SYNC_NORMAL)
+    finally:
+        file.xClose()
 
 
 def close_quietly(connection: apsw.Connection) -> None:
@@ -187,7 +215,7 @@ def close_quietly(connection: apsw.Connection) -> None:
 
 
 def json_array(rows: Sequence[Any]) -> str | None:
-    return msgspec.json.encode(rows).decode() if rows else None
+    return msgspec.json.encode(list(rows)).decode() if rows else None
 
 
 def pack(rows: Sequence[tuple[Any, ...]], bodies: Sequence[bytes]) -> tuple[str | None, bytes | None]:
@@ -361,7 +389,7 @@ class SqliteStore:
         if free >= SHRINK_FREE_BYTES and live <= SHRINK_LIVE_BYTES:
             try:
                 connection.execute("VACUUM")
-                settle(connection)
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except apsw.FullError:
                 pass  # it copies before it frees; another time
 
@@ -386,17 +414,6 @@ def bindings_of(turn: Turn, total: int, snapshot_turn: int) -> tuple[Any, ...]:
     )
 
 
-def log_of(path: Path) -> Path:
-    return path.with_name(path.name + "-wal")
-
-
-def bytes_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
 class SqliteStores:
     """`<directory>/queues/<incarnation>/<partition>.db`, and the reserve beside them."""
 
@@ -417,9 +434,10 @@ class SqliteStores:
         folder = self._directory / "queues" / incarnation
         if not folder.exists():
             return
+        names = None if partitions is None else {str(partition) for partition in partitions}
         for path in folder.iterdir():
-            partition, _, suffix = path.name.partition(".db")
-            if suffix in ("", "-wal", "-journal") and (partitions is None or partition in map(str, partitions)):
+            name, _, suffix = path.name.partition(".db")
+            if suffix in ("", "-wal", "-journal") and (names is None or name in names):
                 path.unlink(missing_ok=True)
         sync_directory(folder)
         if not any(folder.iterdir()):

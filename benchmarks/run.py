@@ -1,0 +1,395 @@
+"""`make bench-engine`: the engine beside the bare tables it stands on, in one run.
+
+A shared machine is noisy, by 20 to 30% from minute to minute, so ratios are what counts: the two sides of each are
+measured in turns, round by round, and a ratio is the median of the rounds' ratios. Prints tables, keeps all figures in
+`benchmarks/results/`, and ends with one line of JSON: the figures that have targets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from benchmarks.machine import commit_of, describe_machine
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BATCHES = (1, 10, 100, 1_000)
+CALLERS = (1, 64, 256)
+LATENCY_CALLERS = (1, 10, 1_000)
+KINDS = ("leased", "scheduled", "retrying", "keyed", "priority")
+SMALL = 1_000  # items of the short queue that a lease on the backlog is compared with
+CHILD_TIMEOUT_S = 120
+MIB = 1 << 20
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of everything. `cycled_max` bounds a round on the backlog, so that no batch size is left with chunks
+    that another one wrote."""
+
+    seconds: float = 1.5
+    rounds: int = 3
+    backlog: int = 1_000_000
+    cycled_max: int = 250_000
+    prefill: int = 150_000
+    lease_calls: int = 400
+    lease_rounds: int = 5
+    ready: int = 1_000_000
+    kind_items: int = 100_000
+    single_items: int = 20_000
+
+
+FULL = Plan()
+QUICK = Plan(
+    seconds=0.1,
+    rounds=1,
+    backlog=20_000,
+    cycled_max=5_000,
+    prefill=5_000,
+    lease_calls=20,
+    lease_rounds=1,
+    ready=20_000,
+    kind_items=2_000,
+    single_items=500,
+)
+
+
+class Bench:
+    """Runs measurements in processes of their own, in a directory that goes when all is done."""
+
+    def __init__(self, directory: Path, plan: Plan) -> None:
+        self.directory = directory
+        self.plan = plan
+        self._fresh = 0
+
+    def measure(self, name: str, *, killed: bool = False, **arguments: Any) -> dict[str, Any]:
+        command = [sys.executable, "-m", "benchmarks.child", name, msgspec.json.encode(arguments).decode()]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=CHILD_TIMEOUT_S, check=False)
+        if done.returncode != (-9 if killed else 0):
+            raise SystemExit(f"{name} {arguments} ended with {done.returncode}; see its output above")
+        return {} if killed else msgspec.json.decode(done.stdout, type=dict[str, Any])
+
+    @contextmanager
+    def fresh(self) -> Iterator[str]:
+        """A path for one measurement from empty."""
+        self._fresh += 1
+        folder = self.directory / f"fresh-{self._fresh}"
+        folder.mkdir()
+        try:
+            yield str(folder / "data")
+        finally:
+            shutil.rmtree(folder)
+
+
+# ---- the measurements -------------------------------------------------------------------------------------
+
+
+def from_empty(bench: Bench, batch: int, side: str) -> dict[str, Any]:
+    with bench.fresh() as path:
+        where = ":memory:" if side == "memory" else path
+        side = "raw" if side == "raw" else "engine"
+        return bench.measure(f"{side}.cycle", path=where, batch=batch, seconds=bench.plan.seconds)
+
+
+def on_backlog(bench: Bench, batch: int, side: str) -> dict[str, Any]:
+    plan = bench.plan
+    name = "raw.cycle_backlog" if side == "raw" else "engine.cycle"
+    path = str(bench.directory / f"backlog-{side}")
+    return bench.measure(name, path=path, batch=batch, seconds=plan.seconds, items_max=plan.cycled_max)
+
+
+def measure_rates(
+    bench: Bench, sides: Sequence[str], measure: Callable[[Bench, int, str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """A row a batch size. The largest batch goes first: the chunks it leaves on the backlog are like those it found."""
+    rows = []
+    for batch in reversed(BATCHES):
+        rounds = [{side: measure(bench, batch, side) for side in sides} for _ in range(bench.plan.rounds)]
+        row: dict[str, Any] = {"batch": batch}
+        for side in sides:
+            row[side] = {
+                **summary([one[side]["rate"] for one in rounds]),
+                "cpu_us": round(median(one[side]["cpu_us"] for one in rounds), 2),
+            }
+        if "raw" in sides:
+            row["ratio"] = summary([one["engine"]["rate"] / one["raw"]["rate"] for one in rounds], 3)
+        rows.append(row)
+    return rows[::-1]
+
+
+def measure_callers(bench: Bench) -> dict[str, Any]:
+    rounds = []
+    for _ in range(bench.plan.rounds):
+        rates = {}
+        for callers in CALLERS:
+            with bench.fresh() as path:
+                found = bench.measure("engine.callers", path=path, callers=callers, seconds=bench.plan.seconds)
+                rates[callers] = found["rate"]
+        rounds.append(rates)
+    rows = [{"callers": callers, **summary([one[callers] for one in rounds])} for callers in CALLERS]
+    return {"rows": rows, "gain_64": summary([one[64] / one[1] for one in rounds])}
+
+
+def measure_latency(bench: Bench) -> list[dict[str, Any]]:
+    rows = []
+    for callers in LATENCY_CALLERS:
+        found = []
+        for _ in range(bench.plan.rounds):
+            with bench.fresh() as path:
+                found.append(
+                    bench.measure(
+                        "engine.latency",
+                        path=path,
+                        callers=callers,
+                        seconds=bench.plan.seconds,
+                        prefill=bench.plan.prefill,
+                    )
+                )
+        rows.append({"callers": callers, **{key: round(median(one[key] for one in found), 3) for key in found[0]}})
+    return rows
+
+
+def measure_lease_cost(bench: Bench) -> list[dict[str, Any]]:
+    """A lease on the backlog against one on a queue of 1,000 of the same mix, whose 10 urgent items are soon gone.
+
+    First with items in front whose priority puts them there, scattered over all chunks; then with them away.
+    """
+    small = str(bench.directory / "small")
+    bench.measure("engine.fill", path=small, items=SMALL, kind="mixed")
+    rows = []
+    for head in ("urgent", "plain"):
+        for batch in (1, 100):
+            calls = max(2, bench.plan.lease_calls // (1 if batch == 1 else 20))
+            rounds = []
+            for _ in range(bench.plan.lease_rounds):
+                cost = {
+                    place: bench.measure(
+                        "engine.lease_cost",
+                        path=path,
+                        batch=batch,
+                        calls=calls,
+                        plain=head == "plain" or place == "small",
+                    )["mean_us"]
+                    for place, path in (("small", small), ("backlog", str(bench.directory / "backlog-engine")))
+                }
+                rounds.append(cost)
+            rows.append(
+                {
+                    "head": head,
+                    "batch": batch,
+                    "small_us": round(median(one["small"] for one in rounds), 1),
+                    "backlog_us": round(median(one["backlog"] for one in rounds), 1),
+                    "ratio": summary([one["backlog"] / one["small"] for one in rounds], 3),
+                }
+            )
+    return rows
+
+
+def measure_open(bench: Bench) -> list[dict[str, Any]]:
+    path = str(bench.directory / "backlog-engine")
+    clean, killed = [], []
+    for _ in range(bench.plan.rounds):
+        clean.append(bench.measure("engine.open_and_lease", path=path)["ms"])
+        bench.measure("engine.cycle", path=path, batch=100, seconds=bench.plan.seconds, crash=True, killed=True)
+        killed.append(bench.measure("engine.open_and_lease", path=path)["ms"])
+    return [{"after": "a clean close", **summary(clean)}, {"after": "kill -9", **summary(killed)}]
+
+
+def measure_memory(bench: Bench) -> list[dict[str, Any]]:
+    """Bytes an item of each kind: of a process that opened a queue of them, against one that opened an empty queue.
+
+    Ready items also while they come in, beyond what fills the cache of bodies. `single` are ready items of which each
+    was produced in a turn of its own: the worst that a producer can do.
+    """
+    plan = bench.plan
+    empty = reopened_bytes(bench, "ready", 0)
+    rows = []
+    for kind, items in (("ready", plan.ready), *((kind, plan.kind_items) for kind in KINDS)):
+        rows.append(
+            {"kind": kind, "items": items, "bytes": round((reopened_bytes(bench, kind, items) - empty) / items, 2)}
+        )
+    single = (reopened_bytes(bench, "single", plan.single_items) - empty) / plan.single_items
+    rows.append({"kind": "ready, produced singly", "items": plan.single_items, "bytes": round(single, 2)})
+    with bench.fresh() as path:
+        live = bench.measure("engine.memory_live", path=path, before=plan.ready, more=plan.ready)
+    rows.insert(1, {"kind": "ready, coming in", "items": plan.ready, "bytes": round(live["bytes_per_item"], 2)})
+    return rows
+
+
+def reopened_bytes(bench: Bench, kind: str, items: int) -> float:
+    with bench.fresh() as path:
+        bench.measure("engine.fill", path=path, items=items, kind=kind)
+        found = [bench.measure("engine.memory_reopened", path=path) for _ in range(bench.plan.rounds)]
+    return float(median(one["rss"] for one in found))
+
+
+def summary(values: Sequence[float], digits: int = 1) -> dict[str, float]:
+    return {
+        "median": round(median(values), digits),
+        "low": round(min(values), digits),
+        "high": round(max(values), digits),
+    }
+
+
+# ---- the run ----------------------------------------------------------------------------------------------
+
+
+def run(bench: Bench) -> dict[str, Any]:
+    plan = bench.plan
+    found: dict[str, Any] = {}
+    found["empty"] = measure_rates(bench, ("raw", "engine"), from_empty)
+    print_rates("From an empty queue, durable: items/s", found["empty"])
+    found["memory_store"] = measure_rates(bench, ("memory",), from_empty)
+    print_table(
+        "In memory: items/s",
+        ("batch", "engine", "low", "high", "CPU µs"),
+        [(row["batch"], *cells(row["memory"]), row["memory"]["cpu_us"]) for row in found["memory_store"]],
+    )
+    found["callers"] = measure_callers(bench)
+    print_table(
+        "Callers of one item each, durable: items/s",
+        ("callers", "engine", "low", "high"),
+        [(row["callers"], *cells(row)) for row in found["callers"]["rows"]],
+    )
+    found["latency"] = measure_latency(bench)
+    print_table(
+        "Lease of one item", ("callers", "leases", "p50 ms", "p99 ms"), [row.values() for row in found["latency"]]
+    )
+    bench.measure("raw.fill", path=str(bench.directory / "backlog-raw"), items=plan.backlog)
+    backlog = str(bench.directory / "backlog-engine")
+    found["backlog_counts"] = bench.measure("engine.fill", path=backlog, items=plan.backlog, kind="mixed")
+    found["lease_cost"] = measure_lease_cost(bench)
+    print_table(
+        f"A lease by one caller on {plan.backlog:,} items against {SMALL:,}: µs",
+        ("head", "batch", "short queue", "backlog", "ratio", "low", "high"),
+        [
+            (row["head"], row["batch"], row["small_us"], row["backlog_us"], *row["ratio"].values())
+            for row in found["lease_cost"]
+        ],
+    )
+    found["backlog"] = measure_rates(bench, ("raw", "engine"), on_backlog)
+    print_rates(f"On a backlog of {plan.backlog:,}, durable: items/s", found["backlog"])
+    found["open"] = measure_open(bench)
+    print_table(
+        "Open and lease on the backlog: ms",
+        ("after", "median", "low", "high"),
+        [(row["after"], *cells(row)) for row in found["open"]],
+    )
+    found["memory"] = measure_memory(bench)
+    print_table("Memory: bytes an item", ("kind", "items", "bytes"), [row.values() for row in found["memory"]])
+    found["headline"] = headline(found)
+    return found
+
+
+def headline(found: dict[str, Any]) -> dict[str, float]:
+    """`backlog_cost`: a lease of one item, with the worse head. Memory: the worse of the two ways to have the items."""
+    ratios = {row["batch"]: row["ratio"]["median"] for row in found["empty"]}
+    ready = max(row["bytes"] for row in found["memory"][:2])
+    return {
+        "engine_vs_raw_100": ratios[100],
+        "engine_vs_raw_1000": ratios[1_000],
+        "gain_64_callers": found["callers"]["gain_64"]["median"],
+        "backlog_cost": max(row["ratio"]["median"] for row in found["lease_cost"] if row["batch"] == 1),
+        "mib_per_million_ready": round(ready * 1_000_000 / MIB, 3),
+    }
+
+
+# ---- printing ---------------------------------------------------------------------------------------------
+
+
+def print_rates(title: str, rows: list[dict[str, Any]]) -> None:
+    columns = ("batch", "raw", "low", "high", "CPU µs", "engine", "low", "high", "CPU µs", "ratio", "low", "high")
+    print_table(
+        title,
+        columns,
+        [
+            (
+                row["batch"],
+                *(*cells(row["raw"]), row["raw"]["cpu_us"]),
+                *(*cells(row["engine"]), row["engine"]["cpu_us"]),
+                *cells(row["ratio"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+def cells(row: dict[str, Any]) -> tuple[float, float, float]:
+    return row["median"], row["low"], row["high"]
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
+    lines = [list(columns), *([show(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    print(f"\n{title}")
+    for line in lines:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)), flush=True)
+
+
+def show(cell: Any) -> str:
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if cell >= 1000 else f"{cell:.2f}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+# ---- the command ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """On the repository's disk, for a temporary directory may be memory; BENCH_DIR names another place."""
+    parent = Path(os.environ.get("BENCH_DIR") or ROOT / "build")
+    parent.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="bench-", dir=parent))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def keep(found: dict[str, Any]) -> Path:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"engine-{found['at'].replace(':', '').replace('-', '')}-{found['commit']}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Measure the engine.")
+    parser.add_argument(
+        "--quick", action="store_true", help="see that it runs; the figures mean nothing, none are kept"
+    )
+    quick = parser.parse_args().quick
+    plan = QUICK if quick else FULL
+    started = time.monotonic()
+    with scratch() as directory:
+        about = {
+            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "commit": commit_of(ROOT),
+            "machine": describe_machine(directory),
+            "plan": msgspec.to_builtins(plan),
+        }
+        print(" ".join(f"{name}={value}" for name, value in about["machine"].items()), flush=True)
+        found = {**about, **run(Bench(directory, plan))}
+    found["seconds"] = round(time.monotonic() - started)
+    if not quick:
+        print(f"\nkept in {keep(found).relative_to(ROOT)}")
+    print(f"\n{found['seconds']} s")
+    print(msgspec.json.encode(found["headline"]).decode())
+
+
+if __name__ == "__main__":
+    main()

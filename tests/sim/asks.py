@@ -1,0 +1,103 @@
+"""What the simulator has asked, as the model sees it: who asked for what, when, and how it was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from millpond.history.format import Record
+from millpond.model import OnConflict, QueueSettings, RedriveFilter
+from millpond.queue.requests import Request, RetryItem, Tokens
+
+if TYPE_CHECKING:
+    from tests.sim.model import Grant, Make
+
+# Kinds of requests, the rows of the pair table.
+PRODUCE, PRODUCE_NAMED, LEASE, LEASE_WAIT = "produce", "produce named", "lease", "lease wait"
+COMPLETE, RETRY, EXTEND, STATE = "complete", "retry", "extend", "state"
+CANCEL, CLEAR, GET, LIST, STATS, REDRIVE, CONFIGURE = "cancel", "clear", "get", "list", "stats", "redrive", "configure"
+KINDS = (
+    PRODUCE, PRODUCE_NAMED, LEASE, LEASE_WAIT, COMPLETE, RETRY, EXTEND, STATE, CANCEL, CLEAR, GET, LIST, STATS,
+    REDRIVE, CONFIGURE,
+)  # fmt: skip
+
+
+class Batch:
+    """The content of a produce, which may be sent several times under one request id. Payloads are never used twice."""
+
+    __slots__ = ("asks", "makes", "on_conflict", "records", "reply", "request_id")
+
+    def __init__(self, records: list[bytes | Record], on_conflict: OnConflict, request_id: str | None) -> None:
+        self.records = records
+        self.on_conflict = on_conflict
+        self.request_id = request_id
+        self.asks: list[Ask] = []  # in flight
+        self.makes: list[Make] = []
+        self.reply: list[tuple[str, str | None, bool]] | None = None
+
+    def names(self, index: int) -> list[tuple[str, str]]:
+        record = self.records[index]
+        return names_of(record) if isinstance(record, Record) else []
+
+
+def names_of(record: Record) -> list[tuple[str, str]]:
+    """What must be unique in a queue: own ids and keys."""
+    names = []
+    if record.id is not None:
+        names.append(("id", record.id))
+    if record.key is not None:
+        names.append(("key", record.key))
+    return names
+
+
+class Ask:
+    """One request. `at` is its arrival on the queue's clock, `step` how many commits there had been by then."""
+
+    __slots__ = (
+        "answered", "at", "batch", "chosen", "cleared", "deadlines", "document", "extended", "gone", "granted", "grants",
+        "ids", "kind", "letters", "dry_run", "moved", "number", "queue", "request", "retries", "settings", "shared",
+        "state", "states", "step", "stirred", "timeout", "version", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, number: int, kind: str, queue: str, request: Request) -> None:
+        self.number = number
+        self.kind = kind
+        self.queue = queue
+        self.request = request
+        self.at = 0
+        self.step = 0
+        self.answered = False
+        self.gone = False
+        self.stirred = False  # something was changed on its behalf
+        self.shared = False  # another request of its kind was in flight with it: counts cannot be told apart
+        self.batch: Batch | None = None
+        # Of a lease: how many at most, for how long, and the deliveries it was given.
+        self.wanted = 0
+        self.timeout: int | None = None
+        self.granted: list[Grant] = []
+        # Of requests with tokens: the delivery that each token stands for (None: mangled), and its deadline then.
+        self.grants: list[Grant | None] = []
+        self.deadlines: list[int] = []
+        self.retries: Sequence[RetryItem] = ()
+        self.extended: dict[Grant, int] = {}
+        self.version = 0
+        self.document: Any = None
+        # Of requests by id or over all items.
+        self.ids: Sequence[str] = ()
+        self.state: str | None = None
+        self.states: Sequence[str] = ()
+        self.cleared: dict[str, int] = {}
+        self.chosen: RedriveFilter | None = None
+        self.letters = False
+        self.dry_run = False
+        self.moved = 0
+        self.settings: QueueSettings | None = None
+
+    def waits_for(self, grant: Grant) -> bool:
+        """Whether the token of this delivery has no answer yet; those of a request may come one by one."""
+        assert isinstance(self.request, Tokens)
+        results = self.request.results
+        return any(results[index] is None for index, of in enumerate(self.grants) if of is grant)
+
+    def __repr__(self) -> str:
+        return f"{self.kind} {self.number}"

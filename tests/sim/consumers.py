@@ -1,0 +1,340 @@
+"""Random requests of every kind, from producers and consumers that remember what they were told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+from millpond.history.format import Record, encode_state
+from millpond.model import OnConflict, RedriveFilter, State
+from millpond.queue.dedup import request_digest
+from millpond.queue.requests import (
+    Cancel,
+    Clear,
+    Complete,
+    Extend,
+    GetItem,
+    GetStats,
+    Lease,
+    ListItems,
+    Produce,
+    Redrive,
+    Request,
+    RetryItem,
+    RetryItems,
+    WriteState,
+)
+from tests.sim import asks
+from tests.sim.asks import Ask, Batch
+from tests.sim.model import GONE, Grant, Model
+
+MANGLED = "not-a-token"
+KEYS = 12  # so few that they meet
+POPULATION = 120  # items above which less is produced
+REPEATS = 20  # batches and old tokens remembered, to be sent again
+
+# How often each kind is asked for; the weights were chosen so that all pairs with faults are met.
+WEIGHTS = {
+    asks.PRODUCE: 14, asks.PRODUCE_NAMED: 10, asks.LEASE: 14, asks.LEASE_WAIT: 10, asks.COMPLETE: 18, asks.RETRY: 9,
+    asks.EXTEND: 6, asks.STATE: 6, asks.CANCEL: 3, asks.CLEAR: 0.7, asks.GET: 3, asks.LIST: 1.5, asks.STATS: 2,
+    asks.REDRIVE: 2,
+}  # fmt: skip
+
+
+class Consumers:
+    """All the callers of one queue."""
+
+    def __init__(self, queue: str, model: Model, rng: Random) -> None:
+        self.queue = queue
+        self.model = model
+        self.rng = rng
+        self.held: list[Grant] = []
+        self.old: deque[Grant] = deque(maxlen=REPEATS)
+        self.batches: deque[Batch] = deque(maxlen=REPEATS)
+        self.now = 0
+        self._numbers = 0
+        self._makers: dict[str, Callable[[], Ask]] = {
+            asks.PRODUCE: self._produce,
+            asks.PRODUCE_NAMED: self._produce_named,
+            asks.LEASE: self._lease,
+            asks.LEASE_WAIT: self._lease_wait,
+            asks.COMPLETE: self._complete,
+            asks.RETRY: self._retry,
+            asks.EXTEND: self._extend,
+            asks.STATE: self._state,
+            asks.CANCEL: self._cancel,
+            asks.CLEAR: self._clear,
+            asks.GET: self._get,
+            asks.LIST: self._list,
+            asks.STATS: self._stats,
+            asks.REDRIVE: self._redrive,
+        }
+        self._kinds = list(WEIGHTS)
+        total = 0.0
+        self._cumulative = [total := total + weight for weight in WEIGHTS.values()]
+
+    def next(self, now: int) -> Ask:
+        self.now = now
+        kind = self.rng.choices(self._kinds, cum_weights=self._cumulative)[0]
+        if kind in (asks.PRODUCE, asks.PRODUCE_NAMED) and self._population() > POPULATION:
+            kind = asks.LEASE
+        return self._makers[kind]()
+
+    def took(self, grants: list[Grant]) -> None:
+        """Deliveries that were handed out."""
+        self.held += grants
+
+    def _ask(self, kind: str, request: Request) -> Ask:
+        self._numbers += 1
+        return Ask(self._numbers, kind, self.queue, request)
+
+    def _population(self) -> int:
+        return sum(len(one.items) for one in self.model.queues[self.queue].partitions.values())
+
+    # ---- produce ------------------------------------------------------------------------------------------
+
+    def _produce(self) -> Ask:
+        rng = self.rng
+        if self.batches and rng.random() < 0.15:
+            return self._again(rng.choice(self.batches))
+        records: list[bytes | Record] = []
+        for _ in range(self._few(6)):
+            records.append(self._payload() if rng.random() < 0.7 else self._record())
+        return self._batch(records, "ignore")
+
+    def _produce_named(self) -> Ask:
+        rng = self.rng
+        records: list[bytes | Record] = []
+        for _ in range(self._few(3)):
+            record = self._record()
+            if rng.random() < 0.7:
+                record.key = f"k{rng.randrange(KEYS)}"
+            if rng.random() < 0.4:
+                record.id = f"i{rng.randrange(KEYS)}"
+            records.append(record)
+        on_conflict: OnConflict = rng.choice(("ignore", "ignore", "reject", "replace"))
+        return self._batch(records, on_conflict)
+
+    def _payload(self) -> bytes:
+        self._numbers += 1
+        return f"{self.queue}{self._numbers}".encode()
+
+    def _record(self) -> Record:
+        rng = self.rng
+        record = Record(self._payload())
+        if rng.random() < 0.3:
+            record.priority = rng.choice((-1, 0, 1, 1, 5))
+        if rng.random() < 0.2:
+            record.enqueue_at = self.now + rng.choice((1, 500, 2_000, 8_000))
+        if rng.random() < 0.2:
+            record.max_attempts = rng.choice((0, 1, 2, 3))
+        if rng.random() < 0.1:
+            record.expire_deadline = self.now + rng.choice((300, 3_000, 20_000))
+        if rng.random() < 0.2:
+            record.correlation_id = f"corr {self._numbers}"
+        if rng.random() < 0.2:
+            record.kind, record.encoding, record.reference = rng.choice(("red", "blue")), "text", "ref"
+        return record
+
+    def _batch(self, records: list[bytes | Record], on_conflict: OnConflict) -> Ask:
+        request_id = None
+        if self.rng.random() < 0.5:
+            self._numbers += 1
+            request_id = f"r{self._numbers}"
+            if self.rng.random() < 0.1 and self.batches:
+                request_id = self.rng.choice(self.batches).request_id or request_id  # another request of that name
+        batch = Batch(records, on_conflict, request_id)
+        origins = self.model.queues[self.queue].origins
+        for index, record in enumerate(records):
+            origins[record.payload if isinstance(record, Record) else record] = (batch, index)
+        if request_id is not None:
+            self.batches.append(batch)
+        return self._again(batch)
+
+    def _again(self, batch: Batch) -> Ask:
+        named = any(isinstance(record, Record) and (record.id or record.key) for record in batch.records)
+        records = [_copy(record) for record in batch.records]
+        name = None if batch.request_id is None else request_digest(batch.request_id)
+        request = Produce(records, 30 * len(records), batch.on_conflict, name, named)
+        ask = self._ask(asks.PRODUCE_NAMED if named else asks.PRODUCE, request)
+        ask.batch = batch
+        return ask
+
+    # ---- lease --------------------------------------------------------------------------------------------
+
+    def _lease(self) -> Ask:
+        return self._leasing(asks.LEASE, 0)
+
+    def _lease_wait(self) -> Ask:
+        return self._leasing(asks.LEASE_WAIT, self.rng.choice((1, 200, 1_000, 5_000, 20_000)))
+
+    def _leasing(self, kind: str, wait: int) -> Ask:
+        rng = self.rng
+        batch = rng.choice((1, 1, 2, 3, 5, 10))
+        timeout = rng.choice((None, None, 200, 2_000, 60_000))
+        self._numbers += 1
+        client = f"c{self._numbers}"
+        ask = self._ask(kind, Lease(batch, wait, timeout, client))
+        ask.wanted, ask.timeout = batch, timeout
+        self.model.queues[self.queue].lease_asks[client] = ask
+        return ask
+
+    # ---- tokens -------------------------------------------------------------------------------------------
+
+    def _choose(self, limit: int, keep: float) -> list[Grant | None]:
+        """Tokens of deliveries in hand (kept in hand with that probability), old ones, and mangled ones."""
+        rng = self.rng
+        chosen: list[Grant | None] = []
+        for _ in range(self._few(limit)):
+            dice = rng.random()
+            if dice < 0.85 and self.held:
+                place = rng.randrange(len(self.held))
+                grant = self.held[place]
+                if rng.random() >= keep:
+                    self.held[place] = self.held[-1]
+                    self.held.pop()
+                    self.old.append(grant)
+                chosen.append(grant)
+            elif dice < 0.97 and self.old:
+                chosen.append(rng.choice(self.old))
+            else:
+                chosen.append(None)
+        return chosen
+
+    def _complete(self) -> Ask:
+        grants = self._choose(6, keep=0.1)
+        result = encode_state({"n": self._numbers}) if self.rng.random() < 0.3 else None
+        return self._with_grants(asks.COMPLETE, Complete([self._token(grant) for grant in grants], result), grants)
+
+    def _retry(self) -> Ask:
+        rng = self.rng
+        grants = self._choose(3, keep=0.1)
+        items = []
+        for grant in grants:
+            item = RetryItem(self._token(grant))
+            item.deferred = rng.random() < 0.3
+            if rng.random() < 0.4:
+                item.due = self.now + rng.choice((-1_000, 0, 1, 700, 5_000))
+            if rng.random() < 0.5:
+                self._numbers += 1
+                item.error = f"error {self._numbers} {rng.choice(('timeout', 'refused'))}"
+            item.dead = rng.random() < 0.2
+            items.append(item)
+        ask = self._with_grants(asks.RETRY, RetryItems(items), grants)
+        ask.retries = items
+        return ask
+
+    def _extend(self) -> Ask:
+        grants = self._choose(3, keep=0.8)
+        timeout = self.rng.choice((None, 0, 500, 5_000, 60_000))
+        ask = self._with_grants(asks.EXTEND, Extend([self._token(grant) for grant in grants], timeout), grants)
+        ask.timeout = timeout
+        return ask
+
+    def _state(self) -> Ask:
+        rng = self.rng
+        grant = self._choose(1, keep=0.95)[0]
+        version = grant.item.version if grant is not None else 0
+        if rng.random() < 0.2:
+            version = rng.choice((0, version + 1, max(0, version - 1)))
+        self._numbers += 1
+        document = {"at": self._numbers}
+        ask = self._with_grants(
+            asks.STATE, WriteState(self._token(grant), version, encode_state(document)), [grant]
+        )  # fmt: skip
+        ask.version, ask.document = version, document
+        return ask
+
+    def _with_grants(self, kind: str, request: Request, grants: list[Grant | None]) -> Ask:
+        ask = self._ask(kind, request)
+        ask.grants = grants
+        return ask
+
+    def _token(self, grant: Grant | None) -> str:
+        if grant is not None:
+            assert grant.token is not None
+            return grant.token
+        if self.held and self.rng.random() < 0.7:
+            token = self.rng.choice(self.held).token
+            assert token is not None
+            place = self.rng.randrange(len(token))
+            other = "0" if token[place] != "0" else "1"
+            return f"{token[:place]}{other}{token[place + 1 :]}"
+        return MANGLED
+
+    # ---- by id and over all -------------------------------------------------------------------------------
+
+    def _an_id(self) -> str:
+        rng, queue = self.rng, self.model.queues[self.queue]
+        items = queue.partitions[rng.choice(list(queue.partitions))].items
+        if items and rng.random() < 0.8:
+            return items[rng.choice(list(items))].id
+        if queue.by_id and rng.random() < 0.7:
+            return rng.choice(list(queue.by_id))
+        return rng.choice(("nothing", f"i{rng.randrange(KEYS)}", f"{queue.incarnation}-1-999999"))
+
+    def _cancel(self) -> Ask:
+        ids = list({self._an_id(): None for _ in range(self._few(4))})
+        ask = self._ask(asks.CANCEL, Cancel(ids))
+        ask.ids = ids
+        return ask
+
+    def _clear(self) -> Ask:
+        choices = [State.READY, State.SCHEDULED, State.RETRYING, State.DEAD, State.COMPLETED, State.CANCELLED]
+        states = self.rng.sample(choices, self._few(3))
+        ask = self._ask(asks.CLEAR, Clear(states))
+        ask.states = [str(state) for state in states]
+        return ask
+
+    def _get(self) -> Ask:
+        item_id = self._an_id()
+        ask = self._ask(asks.GET, GetItem(item_id))
+        ask.ids = [item_id]
+        return ask
+
+    def _list(self) -> Ask:
+        state = self.rng.choice((None, *State))
+        limit = self.rng.choice((1, 5, 1_000, 1_000))
+        ask = self._ask(asks.LIST, ListItems(state, None, None, (0, 0), limit))
+        ask.state = None if state is None else str(state)
+        return ask
+
+    def _stats(self) -> Ask:
+        return self._ask(asks.STATS, GetStats())
+
+    def _redrive(self) -> Ask:
+        rng = self.rng
+        letters = self.queue == "d"
+        chosen = RedriveFilter()
+        if rng.random() < 0.3:
+            chosen = rng.choice(
+                (
+                    RedriveFilter(dead_reason="rejected"),
+                    RedriveFilter(kind="red"),
+                    RedriveFilter(error_contains="timeout"),
+                    RedriveFilter(source_queue="q"),
+                )
+            )
+        ids = None
+        if rng.random() < 0.3:
+            ids = list({self._an_id(): None for _ in range(self._few(4))})
+        rate = rng.choice((None, None, None, 2.0, 50.0))
+        ask = self._ask(asks.REDRIVE, Redrive(ids, chosen, rate, rng.random() < 0.2, letters))
+        assert isinstance(ask.request, Redrive)
+        ask.ids, ask.chosen, ask.letters, ask.dry_run = ids or (), chosen, letters, ask.request.dry_run
+        return ask
+
+    def _few(self, limit: int) -> int:
+        return min(limit, 1 + int(self.rng.expovariate(0.8)))
+
+
+def _copy(record: bytes | Record) -> bytes | Record:
+    """The engine gets its own, so that a change in it would be seen."""
+    if isinstance(record, bytes):
+        return record
+    return Record(*(getattr(record, field) for field in Record.__struct_fields__))
+
+
+def alive(grant: Grant) -> bool:
+    return not grant.over and grant.item.state != GONE

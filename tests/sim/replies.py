@@ -1,0 +1,431 @@
+"""Judges every answer by the model: what was promised to the caller must be what was made durable.
+
+A request is in one of three ways at an end. Answered: then all that the answer says is in the model. Refused: then
+nothing was changed for it. Or nobody knows (`outcome_unknown`, `closed`, an answer lost in a crash): both are fine, and
+the model has seen which it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from millpond.errors import (
+    Closed,
+    DiskFull,
+    KeyConflict,
+    LeaseLost,
+    MillpondError,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+    VersionConflict,
+)
+from millpond.history.format import decode_state
+from millpond.model import Item as Shown
+from millpond.model import (
+    ItemPage,
+    LeasedItem,
+    Produced,
+    QueueStats,
+    Redriven,
+    Result,
+    StateWritten,
+    to_datetime,
+    to_ms,
+)
+from tests.sim import asks
+from tests.sim.asks import Ask
+from tests.sim.model import CANCELLED, COMPLETED, DEAD, GONE, LEASED, STATES, Grant, Item, Model, Queue, Violation
+
+
+def judge(model: Model, ask: Ask) -> None:
+    """To be called once, right after the answer, before anything else is committed."""
+    error = ask.request.error
+    if error is None:
+        JUDGES[ask.kind](model, ask)
+    else:
+        _judge_error(model, ask, error)
+
+
+def _broken(ask: Ask, what: str) -> NoReturn:
+    raise Violation(f"{ask.queue}, {ask}: {what}")
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------
+
+
+def _judge_error(model: Model, ask: Ask, error: MillpondError) -> None:
+    if ask.kind in (asks.LEASE, asks.LEASE_WAIT):
+        _orphans(ask, set())
+    if isinstance(error, OutcomeUnknown | Closed) or ask.gone:
+        return
+    _unchanged(ask, str(error))
+    if isinstance(error, Unavailable | DiskFull):
+        return
+    if isinstance(error, KeyConflict) and ask.batch is not None:
+        _judge_conflict(model, ask)
+    elif isinstance(error, VersionConflict) and ask.grants[0] is not None:
+        if ask.grants[0].item.version == ask.version and not ask.shared:
+            _broken(ask, f"version {ask.version} is refused, and it is the version of {ask.grants[0].item}")
+    elif isinstance(error, LeaseLost):
+        _judge_lost(model, ask, 0)
+    elif isinstance(error, NotFound) and ask.kind == asks.GET:
+        if not _may_be_gone(model.queues[ask.queue], ask, ask.ids[0]):
+            _broken(ask, f"{ask.ids[0]} is said not to exist")
+    else:
+        _broken(ask, f"an answer that nobody expects: {error!r}")
+
+
+def _unchanged(ask: Ask, why: str) -> None:
+    """A definite refusal: nothing may have been done for it."""
+    if ask.stirred and not ask.shared:
+        _broken(ask, f"refused ({why}), but it was done")
+    if ask.batch is not None:
+        for make in ask.batch.makes:
+            _not_taken(ask, make.takers, why)
+    for grant in ask.grants:
+        if grant is not None:
+            _not_taken(ask, grant.takers, why)
+
+
+def _not_taken(ask: Ask, takers: list[Ask], why: str) -> None:
+    if ask in takers:
+        takers.remove(ask)
+        if not takers:
+            _broken(ask, f"refused ({why}), but it was done")
+
+
+def _judge_conflict(model: Model, ask: Ask) -> None:
+    batch, queue = ask.batch, model.queues[ask.queue]
+    assert batch is not None
+    partition = next(iter(queue.partitions.values()))
+    if not any(partition.conflicts(batch, index, ask.at) for index in range(len(batch.records))):
+        _broken(ask, "refused for a conflict, but nobody has these names")
+
+
+# ---- produce ----------------------------------------------------------------------------------------------
+
+
+def _judge_produce(model: Model, ask: Ask) -> None:
+    batch, queue = ask.batch, model.queues[ask.queue]
+    assert batch is not None
+    reply: list[Produced] = ask.request.value
+    told = [(one.id, one.correlation_id, one.duplicate) for one in reply]
+    batch_of_record, make = batch, batch.makes[-1] if batch.makes else None
+    if batch.request_id is not None:
+        made = queue.requests.get(batch.request_id, [])
+        if made:
+            batch_of_record, make = made[-1]
+    if batch_of_record.reply is not None:
+        if told != batch_of_record.reply and batch_of_record.request_id is not None and batch_of_record is not batch:
+            _broken(ask, f"a repeated request got {told}, the first {batch_of_record.reply}")
+    if len(reply) != len(batch_of_record.records):
+        _broken(ask, f"{len(reply)} answers for {len(batch_of_record.records)} items")
+    for index, one in enumerate(reply):
+        item = make.items.get(index) if make is not None else None
+        if one.duplicate:
+            _judge_duplicate(model, ask, index, one, batch_of_record is batch and item is None)
+        elif item is None or item.id != one.id:
+            _broken(ask, f"item {index} is acknowledged as {one.id}, but it was not made durable")
+        else:
+            _learn(ask, item, one.correlation_id)
+    batch_of_record.reply = told
+
+
+def _judge_duplicate(model: Model, ask: Ask, index: int, one: Produced, fresh: bool) -> None:
+    queue, batch = model.queues[ask.queue], ask.batch
+    assert batch is not None
+    if batch.on_conflict != "ignore":
+        _broken(ask, f"{one.id} came back as a duplicate on {batch.on_conflict}")
+    same = queue.by_id.get(one.id)
+    if not same:
+        _broken(ask, f"a duplicate of {one.id}, which never was")
+    if fresh and batch.request_id is None:
+        partition = next(iter(queue.partitions.values()))
+        if not partition.conflicts(batch, index, ask.at):
+            _broken(ask, f"item {index} is said to be a duplicate of {one.id}, but its names are free")
+    if not any(item.correlation_id in (None, one.correlation_id) for item in same):
+        _broken(ask, f"{one.id} has the correlation id {same[-1].correlation_id}, not {one.correlation_id}")
+
+
+def _learn(ask: Ask, item: Item, correlation_id: str | None) -> None:
+    """A generated correlation id may be anything, but it stays the same."""
+    if item.correlation_id is None:
+        item.correlation_id = correlation_id
+    if item.correlation_id != correlation_id or not correlation_id:
+        _broken(ask, f"{item} has the correlation id {item.correlation_id}, not {correlation_id}")
+
+
+# ---- lease ------------------------------------------------------------------------------------------------
+
+
+def _judge_lease(model: Model, ask: Ask) -> None:
+    leased: list[LeasedItem] = ask.request.value
+    by_place = {(grant.item.id, grant.number): grant for grant in ask.granted}
+    seen: set[Grant] = set()
+    for one in leased:
+        grant = by_place.get((one.id, one.fencing_token))
+        if grant is None or grant in seen or grant.over == "released":
+            _broken(ask, f"it was handed {one.id}, which was not leased to it")
+        seen.add(grant)
+        _judge_leased(ask, grant, one)
+        grant.token = one.lease
+    if len(seen) > ask.wanted:
+        _broken(ask, f"it wanted {ask.wanted} items and got {len(seen)}")
+    _orphans(ask, seen)
+
+
+def _judge_leased(ask: Ask, grant: Grant, one: LeasedItem) -> None:
+    item, record = grant.item, grant.item.record
+    _learn(ask, item, one.correlation_id)
+    source = record.source
+    told = (
+        one.payload, one.attempts, one.deliveries, one.kind, one.encoding, one.reference, one.priority, one.key,
+        one.state_version, one.last_error, one.source_queue, one.source_id, one.source_attempts, one.dead_reason,
+    )  # fmt: skip
+    known = (
+        item.payload, grant.attempts, grant.deliveries, record.kind, record.encoding, record.reference, record.priority,
+        record.key, grant.version, grant.error, source and source.queue, source and source.id,
+        source and source.attempts, source and source.reason,
+    )  # fmt: skip
+    if told != known or one.state_doc not in grant.docs:
+        _broken(ask, f"{item} was handed out as {told}, {one.state_doc}, but it is {known}, {grant.docs}")
+    if to_ms(one.created_at) != item.created:
+        _broken(ask, f"{item} is said to be created at {one.created_at}")
+
+
+def _orphans(ask: Ask, seen: set[Grant]) -> None:
+    """Deliveries that were made for a request and are not in its answer must be taken back."""
+    for grant in ask.granted:
+        if grant not in seen and not grant.over:
+            grant.item.partition.orphans[grant] = None
+
+
+# ---- tokens -----------------------------------------------------------------------------------------------
+
+
+def _judge_tokens(model: Model, ask: Ask) -> None:
+    results: list[Result] = ask.request.value
+    if len(results) != len(ask.grants):
+        _broken(ask, f"{len(results)} answers for {len(ask.grants)} tokens")
+    for index, (grant, result) in enumerate(zip(ask.grants, results, strict=True)):
+        if grant is None:
+            if result.ok or result.error is None or result.error.code != "invalid":
+                _broken(ask, f"a mangled token was answered with {result}")
+            continue
+        if result.correlation_id is not None:
+            _learn(ask, grant.item, result.correlation_id)
+        if result.ok:
+            _TOKEN_JUDGES[ask.kind](model, ask, index, grant, result)
+        elif result.error is None:
+            _broken(ask, "a token without an answer")
+        elif result.error.code == LeaseLost.code:
+            _judge_lost(model, ask, index)
+        elif result.error.code in (Unavailable.code, DiskFull.code):
+            _not_taken(ask, grant.takers, result.error.code)
+        elif result.error.code not in (OutcomeUnknown.code, Closed.code):
+            _broken(ask, f"an answer that nobody expects: {result}")
+
+
+def _judge_lost(model: Model, ask: Ask, index: int) -> None:
+    grant = ask.grants[index]
+    if grant is None:
+        return
+    settings = grant.item.partition.settings
+    if not grant.over and ask.at < ask.deadlines[index]:
+        _broken(ask, f"lease_lost, but {grant.item} is still leased with this token")
+    if ask.kind == asks.COMPLETE and grant.completed_at is not None:
+        if model.now - grant.completed_at < settings.completed_grace_ms:
+            _broken(ask, f"lease_lost, but {grant.item} was completed with this token at {grant.completed_at}")
+    if grant.takers == [ask] and ask.kind != asks.RETRY:
+        _broken(ask, f"lease_lost, but it was done: {grant.item}")
+
+
+def _judge_complete(model: Model, ask: Ask, index: int, grant: Grant, result: Result) -> None:
+    if grant.completed_at is None:
+        _broken(ask, f"{grant.item} is acknowledged as completed, and it is not")
+
+
+def _judge_retry(model: Model, ask: Ask, index: int, grant: Grant, result: Result) -> None:
+    if ask not in grant.takers or grant.over not in ("retried", "dead", "cancelled"):
+        _broken(ask, f"the retry of {grant.item} is acknowledged, but it was not done ({grant.over})")
+
+
+def _judge_extend(model: Model, ask: Ask, index: int, grant: Grant, result: Result) -> None:
+    if ask.timeout == 0:
+        if ask not in grant.takers:
+            _broken(ask, f"the release of {grant.item} is acknowledged, but it was not done ({grant.over})")
+    elif grant not in ask.extended or result.lease_deadline != to_datetime(ask.extended[grant]):
+        _broken(ask, f"the lease of {grant.item} is said to end at {result.lease_deadline}: {ask.extended.get(grant)}")
+    if result.cancelled and not grant.item.cancel_asked:
+        _broken(ask, f"{grant.item} is said to be cancelled")
+
+
+_TOKEN_JUDGES: dict[str, Callable[[Model, Ask, int, Grant, Result], None]] = {
+    asks.COMPLETE: _judge_complete,
+    asks.RETRY: _judge_retry,
+    asks.EXTEND: _judge_extend,
+}
+
+
+def _judge_state(model: Model, ask: Ask) -> None:
+    written: StateWritten = ask.request.value
+    grant = ask.grants[0]
+    if grant is None or written.version != ask.version + 1:
+        _broken(ask, f"answered with {written}")
+    item = grant.item
+    if not ask.stirred or item.version < written.version:
+        _broken(ask, f"version {written.version} of {item} is acknowledged, but not durable")
+    _learn(ask, item, written.correlation_id)
+    if item.version == written.version:
+        if ask.document not in item.docs:
+            _broken(ask, f"{item} has the document {item.docs}, not {ask.document}")
+        item.docs = [ask.document]
+
+
+# ---- by id and over all -----------------------------------------------------------------------------------
+
+
+def _states(queue: Queue, ask: Ask, item_id: str) -> set[str]:
+    """The states that items of this id were in since the request was sent."""
+    found: set[str] = set()
+    for item in queue.by_id.get(item_id, ()):
+        found |= item.states_since(ask.step)
+    return found or {GONE}
+
+
+def _may_be_gone(queue: Queue, ask: Ask, item_id: str) -> bool:
+    return all(GONE in item.states_since(ask.step) for item in queue.by_id.get(item_id, ()))
+
+
+def _judge_cancel(model: Model, ask: Ask) -> None:
+    queue = model.queues[ask.queue]
+    results: list[Result] = ask.request.value
+    for item_id, result in zip(ask.ids, results, strict=True):
+        states = _states(queue, ask, item_id)
+        items = queue.by_id.get(item_id, [])
+        if result.ok:
+            if not any(CANCELLED in item.states_since(0) or item.cancel_asked or GONE in states for item in items):
+                _broken(ask, f"{item_id} is said to be cancelled, and it is not: {states}")
+            if not any(item.cancel_asked or states & {CANCELLED, GONE} for item in items):
+                _broken(ask, f"{item_id} is said to be cancelled, and it is not: {states}")
+        elif result.error is None:
+            _broken(ask, "an id without an answer")
+        elif result.error.code == "not_found":
+            if not _may_be_gone(queue, ask, item_id):
+                _broken(ask, f"{item_id} is said not to exist: {states}")
+        elif result.error.code != "conflict" or not states & {DEAD, COMPLETED}:
+            _broken(ask, f"{item_id} could not be cancelled: {result.error}, {states}")
+
+
+def _judge_clear(model: Model, ask: Ask) -> None:
+    removed: dict[str, int] = ask.request.value
+    if not ask.shared and removed != {state: ask.cleared.get(state, 0) for state in ask.states}:
+        _broken(ask, f"it says that it removed {removed}, but it was {ask.cleared}")
+
+
+def _judge_get(model: Model, ask: Ask) -> None:
+    shown: Shown = ask.request.value
+    if shown.id != ask.ids[0]:
+        _broken(ask, f"{shown.id} came instead of {ask.ids[0]}")
+    _judge_shown(model, ask, shown)
+
+
+def _judge_shown(model: Model, ask: Ask, shown: Shown) -> None:
+    queue = model.queues[ask.queue]
+    for item in queue.by_id.get(shown.id, ()):
+        if item.partition.index != shown.partition or str(shown.state) not in item.states_since(ask.step):
+            continue
+        record, source = item.record, item.record.source
+        told = (
+            shown.payload, shown.kind, shown.encoding, shown.reference, shown.priority, shown.key, shown.source_queue,
+            shown.source_id, shown.source_attempts, to_ms(shown.created_at),
+        )  # fmt: skip
+        known = (
+            item.payload, record.kind, record.encoding, record.reference, record.priority, record.key,
+            source and source.queue, source and source.id, source and source.attempts, item.created,
+        )  # fmt: skip
+        if told != known:
+            _broken(ask, f"{item} is shown as {told}, but it is {known}")
+        _learn(ask, item, shown.correlation_id)
+        if item.changes[-1][0] <= ask.step:
+            _judge_still(ask, item, shown)
+        return
+    _broken(ask, f"{shown.id} is shown as {shown.state}: {_states(queue, ask, shown.id)}")
+
+
+def _judge_still(ask: Ask, item: Item, shown: Shown) -> None:
+    """An item that has kept its state since the request was sent is shown exactly as it is."""
+    told = (shown.attempts, shown.deliveries, shown.last_error, shown.dead_reason)
+    known = (item.attempts, item.deliveries, item.error, item.reason)
+    if told != known or to_ms(shown.expire_deadline) != item.expire_deadline:
+        _broken(ask, f"{item} is shown as {told}, but it is {known}")
+    if shown.state == LEASED and (item.lease is None or shown.fencing_token != item.lease.number):
+        _broken(ask, f"{item} is shown with the fencing token {shown.fencing_token}")
+    if shown.state_version == item.version and shown.state_doc not in item.docs:
+        _broken(ask, f"{item} is shown with the document {shown.state_doc}, but it is {item.docs}")
+
+
+def _judge_list(model: Model, ask: Ask) -> None:
+    page: ItemPage = ask.request.value
+    queue = model.queues[ask.queue]
+    shown = set()
+    for one in page.items:
+        if ask.state is not None and str(one.state) != ask.state:
+            _broken(ask, f"{one.id} is {one.state}, not {ask.state}")
+        _judge_shown(model, ask, one)
+        shown.add((one.partition, one.id))
+    if len(shown) != len(page.items):
+        _broken(ask, "an item is listed twice")
+    if page.next is not None:
+        return
+    for partition in queue.partitions.values():
+        for item in partition.items.values():
+            if (partition.index, item.id) in shown or item.changes[-1][0] > ask.step:
+                continue
+            if ask.state in (None, item.state):
+                _broken(ask, f"{item} is not listed")
+
+
+def _judge_stats(model: Model, ask: Ask) -> None:
+    """Only partitions at rest can be compared: memory is a commit ahead of what is durable."""
+    stats: QueueStats = ask.request.value
+    queue = model.queues[ask.queue]
+    for one in stats.partitions:
+        if one.partition in ask.states and one.counts:
+            counts = {state: one.counts[state] for state in STATES}
+            if counts != queue.partitions[one.partition].counts:
+                _broken(ask, f"partition {one.partition}: {counts}, {queue.partitions[one.partition].counts}")
+
+
+def _judge_redrive(model: Model, ask: Ask) -> None:
+    done: Redriven = ask.request.value
+    if ask.dry_run and done.moved:
+        _broken(ask, f"a dry run moved {done.moved}")
+    if not ask.shared and done.moved != ask.moved:
+        _broken(ask, f"it says that it moved {done.moved}, but it was {ask.moved}")
+    if done.moved > done.matched:
+        _broken(ask, f"it moved {done.moved} of {done.matched}")
+
+
+JUDGES: dict[str, Callable[[Model, Ask], None]] = {
+    asks.PRODUCE: _judge_produce,
+    asks.PRODUCE_NAMED: _judge_produce,
+    asks.LEASE: _judge_lease,
+    asks.LEASE_WAIT: _judge_lease,
+    asks.COMPLETE: _judge_tokens,
+    asks.RETRY: _judge_tokens,
+    asks.EXTEND: _judge_tokens,
+    asks.STATE: _judge_state,
+    asks.CANCEL: _judge_cancel,
+    asks.CLEAR: _judge_clear,
+    asks.GET: _judge_get,
+    asks.LIST: _judge_list,
+    asks.STATS: _judge_stats,
+    asks.REDRIVE: _judge_redrive,
+}
+
+
+def decoded(document: bytes) -> object:
+    return decode_state(document)
