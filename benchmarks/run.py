@@ -40,8 +40,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How much of everything. `cycled_max` bounds a round on the backlog, so that no batch size is left with chunks
     that another one wrote."""
 
-    seconds: float = 1.5
-    rounds: int = 3
+    seconds: float = 1.2
+    rounds: int = 5
     backlog: int = 1_000_000
     cycled_max: int = 250_000
     prefill: int = 150_000
@@ -56,7 +56,7 @@ FULL = Plan()
 QUICK = Plan(
     seconds=0.1,
     rounds=1,
-    backlog=20_000,
+    backlog=40_000,
     cycled_max=5_000,
     prefill=5_000,
     lease_calls=20,
@@ -172,7 +172,7 @@ def measure_lease_cost(bench: Bench) -> list[dict[str, Any]]:
     rows = []
     for head in ("urgent", "plain"):
         for batch in (1, 100):
-            calls = max(2, bench.plan.lease_calls // (1 if batch == 1 else 20))
+            calls = max(2, bench.plan.lease_calls // (1 if batch == 1 else 40))
             rounds = []
             for _ in range(bench.plan.lease_rounds):
                 cost = {
@@ -271,6 +271,7 @@ def run(bench: Bench) -> dict[str, Any]:
     bench.measure("raw.fill", path=str(bench.directory / "backlog-raw"), items=plan.backlog)
     backlog = str(bench.directory / "backlog-engine")
     found["backlog_counts"] = bench.measure("engine.fill", path=backlog, items=plan.backlog, kind="mixed")
+    os.sync()  # else the kernel writes the backlogs out while the next rounds wait for the disk
     found["lease_cost"] = measure_lease_cost(bench)
     print_table(
         f"A lease by one caller on {plan.backlog:,} items against {SMALL:,}: µs",

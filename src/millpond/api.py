@@ -17,6 +17,7 @@ from millpond.model import (
     ItemPage,
     Items,
     LeasedItem,
+    LeaseLike,
     OnConflict,
     Produced,
     QueueInfo,
@@ -85,7 +86,7 @@ class Api(Protocol):
 
     async def produce(
         self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
-    ) -> list[Produced]:
+    ) -> Sequence[Produced]:
         """All of the items or none, durable before it returns. The same `request_id` again adds nothing."""
         ...
 
@@ -102,24 +103,24 @@ class Api(Protocol):
         ...
 
     async def complete(
-        self, leases: Sequence[str], *, queue: str | None = None, result: Any = None
-    ) -> list[Result]: ...
+        self, leases: Sequence[LeaseLike], *, queue: str | None = None, result: Any = None
+    ) -> Sequence[Result]: ...
 
-    async def retry(self, items: Sequence[Retry | str], *, queue: str | None = None) -> list[Result]:
-        """A bare token is a failure without a word."""
+    async def retry(self, items: Sequence[Retry | LeaseLike], *, queue: str | None = None) -> Sequence[Result]:
+        """A bare item or token is a failure without a word."""
         ...
 
     async def extend(
-        self, leases: Sequence[str], *, queue: str | None = None, lease_timeout: Duration | None = None
-    ) -> list[Result]:
+        self, leases: Sequence[LeaseLike], *, queue: str | None = None, lease_timeout: Duration | None = None
+    ) -> Sequence[Result]:
         """A `lease_timeout` of 0 releases the items at once."""
         ...
 
     async def write_state(
-        self, lease: str, state_doc: Any, *, version: int, queue: str | None = None
+        self, lease: LeaseLike, state_doc: Any, *, version: int, queue: str | None = None
     ) -> StateWritten: ...
 
-    async def cancel(self, queue: str, ids: Sequence[str]) -> list[Result]: ...
+    async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[Result]: ...
 
     async def clear(self, queue: str, states: Sequence[str] = ...) -> dict[str, int]: ...
 

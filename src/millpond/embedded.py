@@ -29,6 +29,7 @@ from millpond.model import (
     ItemPage,
     Items,
     LeasedItem,
+    LeaseLike,
     OnConflict,
     Produced,
     QueueInfo,
@@ -253,7 +254,7 @@ class Pond:
 
     def produce(
         self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
-    ) -> list[Produced]:
+    ) -> Sequence[Produced]:
         return self._call(self._pond.produce(queue, items, on_conflict=on_conflict, request_id=request_id))
 
     def lease(
@@ -269,21 +270,23 @@ class Pond:
             self._pond.lease(queue, batch=batch, wait=wait, lease_timeout=lease_timeout, client_id=client_id)
         )
 
-    def complete(self, leases: Sequence[str], *, queue: str | None = None, result: Any = None) -> list[Result]:
+    def complete(
+        self, leases: Sequence[LeaseLike], *, queue: str | None = None, result: Any = None
+    ) -> Sequence[Result]:
         return self._call(self._pond.complete(leases, queue=queue, result=result))
 
-    def retry(self, items: Sequence[Retry | str], *, queue: str | None = None) -> list[Result]:
+    def retry(self, items: Sequence[Retry | LeaseLike], *, queue: str | None = None) -> Sequence[Result]:
         return self._call(self._pond.retry(items, queue=queue))
 
     def extend(
-        self, leases: Sequence[str], *, queue: str | None = None, lease_timeout: Duration | None = None
-    ) -> list[Result]:
+        self, leases: Sequence[LeaseLike], *, queue: str | None = None, lease_timeout: Duration | None = None
+    ) -> Sequence[Result]:
         return self._call(self._pond.extend(leases, queue=queue, lease_timeout=lease_timeout))
 
-    def write_state(self, lease: str, state_doc: Any, *, version: int, queue: str | None = None) -> StateWritten:
+    def write_state(self, lease: LeaseLike, state_doc: Any, *, version: int, queue: str | None = None) -> StateWritten:
         return self._call(self._pond.write_state(lease, state_doc, version=version, queue=queue))
 
-    def cancel(self, queue: str, ids: Sequence[str]) -> list[Result]:
+    def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
         return self._call(self._pond.cancel(queue, ids))
 
     def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:

@@ -7,9 +7,9 @@ types that callers see carry `datetime`s and take durations as seconds, `timedel
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 import msgspec
 
@@ -58,6 +58,52 @@ class DeadReason(enum.StrEnum):
     REJECTED = "rejected"
 
 
+# ---- replies of many --------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+class Batch(Sequence[T]):
+    """A reply of many entries, made when one of them is first looked at: few callers look."""
+
+    __slots__ = ("_count", "_made", "_make")
+
+    def __init__(self, count: int, make: Callable[[], list[T]]) -> None:
+        self._count = count
+        self._make = make
+        self._made: list[T] | None = None
+
+    @property
+    def made(self) -> list[T]:
+        if self._made is None:
+            self._made = self._make()
+            del self._make
+        return self._made
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        return self.made[index]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.made)
+
+    def __eq__(self, other: object) -> bool:
+        return self.made == (other.made if isinstance(other, Batch) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.made)
+
+
 # ---- items ------------------------------------------------------------------------------------------------
 
 
@@ -85,8 +131,8 @@ class Produced(msgspec.Struct, gc=False, omit_defaults=True):
     duplicate: bool = False
 
 
-class LeasedItem(msgspec.Struct, gc=False, omit_defaults=True):
-    """An item in a consumer's hands. `lease` is the token for complete, retry, extend and state writes."""
+class LeasedFields(msgspec.Struct, gc=False, omit_defaults=True):
+    """All there is to say of an item in a consumer's hands."""
 
     id: str
     lease: str
@@ -111,9 +157,137 @@ class LeasedItem(msgspec.Struct, gc=False, omit_defaults=True):
     source_id: str | None = None
     source_attempts: int | None = None
 
+
+class Grant(Protocol):
+    """What the items of one grant share: enough to say all of a plain one from its number and payload."""
+
+    @property
+    def incarnation(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def turn(self) -> int: ...
+
+    @property
+    def created(self) -> int: ...
+
+    def fields(self, number: int, payload: bytes) -> LeasedFields: ...
+
+
+class LeasedItem(msgspec.Struct, gc=False, eq=False):
+    """An item in a consumer's hands. `lease` is its token; complete, retry and extend take the item itself too.
+
+    The fields of a plain item follow from its grant and are made when they are first asked for: a consumer that
+    looks at the payload and completes the item pays for nothing else.
+    """
+
+    payload: bytes
+    number: int
+    grant: Grant | None
+    known: LeasedFields | None = None
+
+    @property
+    def fields(self) -> LeasedFields:
+        if self.known is None:
+            assert self.grant is not None, "an item has a grant or its fields"
+            self.known = self.grant.fields(self.number, self.payload)
+        return self.known
+
     @property
     def text(self) -> str:
         return self.payload.decode()
+
+    @property
+    def id(self) -> str:
+        return self.fields.id
+
+    @property
+    def lease(self) -> str:
+        return self.fields.lease
+
+    @property
+    def correlation_id(self) -> str:
+        return self.fields.correlation_id
+
+    @property
+    def attempts(self) -> int:
+        return self.fields.attempts
+
+    @property
+    def deliveries(self) -> int:
+        return self.fields.deliveries
+
+    @property
+    def fencing_token(self) -> int:
+        return self.fields.fencing_token
+
+    @property
+    def lease_deadline(self) -> datetime:
+        return self.fields.lease_deadline
+
+    @property
+    def created_at(self) -> datetime:
+        return self.fields.created_at
+
+    @property
+    def kind(self) -> str:
+        return self.fields.kind
+
+    @property
+    def encoding(self) -> str:
+        return self.fields.encoding
+
+    @property
+    def reference(self) -> str:
+        return self.fields.reference
+
+    @property
+    def priority(self) -> int:
+        return self.fields.priority
+
+    @property
+    def group(self) -> str | None:
+        return self.fields.group
+
+    @property
+    def key(self) -> str | None:
+        return self.fields.key
+
+    @property
+    def state_doc(self) -> Any:
+        return self.fields.state_doc
+
+    @property
+    def state_version(self) -> int:
+        return self.fields.state_version
+
+    @property
+    def last_error(self) -> str | None:
+        return self.fields.last_error
+
+    @property
+    def dead_reason(self) -> str | None:
+        return self.fields.dead_reason
+
+    @property
+    def source_queue(self) -> str | None:
+        return self.fields.source_queue
+
+    @property
+    def source_id(self) -> str | None:
+        return self.fields.source_id
+
+    @property
+    def source_attempts(self) -> int | None:
+        return self.fields.source_attempts
+
+    def __repr__(self) -> str:
+        return repr(self.fields).replace("LeasedFields", "LeasedItem", 1)
+
+
+LeaseLike = LeasedItem | str  # an item, or the token that came with it
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -177,7 +351,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 class Retry(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One item handed back: a failure (counts) or a defer (does not), now, later, or dead."""
 
-    lease: str
+    lease: LeaseLike
     intent: Intent = "failure"
     delay: Duration | None = None
     retry_at: datetime | None = None

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from functools import partial
 from itertools import groupby
 
 import msgspec
 
 from millpond.errors import DiskFull, InvalidRequest, KeyConflict, MillpondError
 from millpond.history.format import RUN_BITS, RUN_MAX, Event, Record, decode_state, numbers_of, run_of, runs_of
-from millpond.model import DeadReason, LeasedItem, Produced, State, to_datetime
+from millpond.model import Batch, DeadReason, LeasedFields, LeasedItem, Produced, State, to_datetime
 from millpond.queue.dedup import Ended, id_digest, key_digest
 from millpond.queue.lane import Lane, Part, TurnJob
 from millpond.queue.lifecycle import bury, end_leases
 from millpond.queue.partition import ERROR_PART, STATE_PART, VERSION_BITS
 from millpond.queue.requests import Lease, Produce
 from millpond.queue.state import QueueState
-from millpond.queue.tokens import read_id
+from millpond.queue.tokens import ChunkGrant, Mint, read_id
 from millpond.queue.waiters import share
 
 TURN_BYTES_MAX = 16 << 20  # produced in one commit; more waits for the next, so that no turn takes seconds
@@ -34,7 +34,7 @@ _decode_reply = msgspec.msgpack.Decoder(list[tuple[str, str | None, bool]]).deco
 class ProducePart(Part):
     __slots__ = ("_queue", "_replies", "_request")
 
-    def __init__(self, queue: QueueState, request: Produce, replies: list[Produced]) -> None:
+    def __init__(self, queue: QueueState, request: Produce, replies: Sequence[Produced]) -> None:
         self._queue = queue
         self._request = request
         self._replies = replies
@@ -116,7 +116,7 @@ def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int
     if duplicates:
         records = [record for index, record in enumerate(records) if index not in duplicates]
     first = lane.add(records, request.size) if records else 0
-    replies = _replies(lane, records, first)
+    replies: Sequence[Produced] = _replies(lane, records, first)
     if duplicates:
         replies = _merge(replies, duplicates, len(request.records))
     if request.named:
@@ -132,19 +132,25 @@ def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int
     lane.draft.parts.append(ProducePart(queue, request, replies))
 
 
-def _replies(lane: Lane, records: Sequence[bytes | Record], first: int) -> list[Produced]:
+def _replies(lane: Lane, records: Sequence[bytes | Record], first: int) -> Sequence[Produced]:
     mint, created = lane.partition.mint, lane.partition.at
-    prefix, id_prefix = mint.correlation_prefix(created), mint.id_prefix
+    if set(map(type, records)) <= {bytes}:
+        return Batch(len(records), partial(_plain_replies, mint, created, first, len(records)))
     replies: list[Produced] = []
-    for number, record in enumerate(records, first):
-        item_id, correlation_id = f"{id_prefix}{number}", f"{prefix}{number:012x}"
+    for record, plain in zip(records, _plain_replies(mint, created, first, len(records)), strict=True):
         if isinstance(record, Record):
-            item_id, correlation_id = record.id or item_id, record.correlation_id or correlation_id
-        replies.append(Produced(item_id, correlation_id))
+            replies.append(Produced(record.id or plain.id, record.correlation_id or plain.correlation_id))
+        else:
+            replies.append(plain)
     return replies
 
 
-def _merge(replies: list[Produced], duplicates: dict[int, Produced | int], count: int) -> list[Produced]:
+def _plain_replies(mint: Mint, created: int, first: int, count: int) -> list[Produced]:
+    prefix, id_prefix = mint.correlation_prefix(created), mint.id_prefix
+    return [Produced(f"{id_prefix}{n}", f"{prefix}{n:012x}") for n in range(first, first + count)]
+
+
+def _merge(replies: Sequence[Produced], duplicates: dict[int, Produced | int], count: int) -> list[Produced]:
     """Put the duplicates in their places; an int is the index of an earlier item of the same request."""
     fresh = iter(replies)
     merged: list[Produced] = []
@@ -176,9 +182,7 @@ def _known_request(queue: QueueState, name: bytes, now: int) -> list[Produced] |
             continue
         if entry.reply is not None:
             return [Produced(*reply) for reply in _decode_reply(entry.reply)]
-        mint = lane.partition.mint
-        numbers = range(entry.first, entry.first + entry.count)
-        return [Produced(mint.id(n), mint.correlation_id(n, entry.at)) for n in numbers]
+        return _plain_replies(lane.partition.mint, entry.at, entry.first, entry.count)
     return None
 
 
@@ -405,7 +409,7 @@ def give_back(queue: QueueState, items: Sequence[LeasedItem]) -> None:
     """Items of a reply that was never delivered."""
     grants: dict[tuple[int, int], list[int]] = {}
     for item in items:
-        token = queue.reader.read(item.lease)
+        [token] = queue.reader.read_all([item])
         assert token is not None
         partition, number, grant, _, _ = token
         grants.setdefault((partition, grant), []).append(number)
@@ -489,41 +493,29 @@ def _want(lane: Lane, first: int, count: int) -> None:
 
 def leased_items(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> list[LeasedItem]:
     partition = lane.partition
-    mint, grant = partition.mint, partition.turn
     tries, documents = partition.tries, partition.documents
-    until = to_datetime(deadline)
     items: list[LeasedItem] = []
-    append = items.append
     for run in runs:
         first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
         for chunk, low, high, created in partition.chunks.pieces(first, count):
-            records = job.records[chunk]
-            created_at = to_datetime(created)
-            prefix, id_prefix = mint.correlation_prefix(created), mint.id_prefix
-            seal = mint.sealer(grant, created)
-            for number in range(low, high):
-                record = records[number - chunk]
-                if type(record) is bytes and number not in tries and number not in documents:
-                    digits = f"{number:012x}"
-                    append(
-                        LeasedItem(
-                            f"{id_prefix}{number}", seal(number, digits), record, f"{prefix}{digits}",
-                            1, 1, grant, until, created_at,
-                        )
-                    )  # fmt: skip
-                else:
-                    append(_leased_item(lane, job, number, created, until, created_at))
+            records = job.records[chunk][low - chunk : high - chunk]
+            grant = ChunkGrant(partition.incarnation, lane.index, partition.turn, created, deadline, partition.mint)
+            items += [
+                LeasedItem(record, number, grant)
+                if type(record) is bytes and number not in tries and number not in documents
+                else _leased_item(lane, job, number, grant)
+                for number, record in enumerate(records, low)
+            ]
     return items
 
 
-def _leased_item(
-    lane: Lane, job: TurnJob, number: int, created: int, until: datetime, created_at: datetime
-) -> LeasedItem:
+def _leased_item(lane: Lane, job: TurnJob, number: int, grant: ChunkGrant) -> LeasedItem:
     partition, mint, record = lane.partition, lane.partition.mint, lane.record(job, number)
+    created = grant.created
     error = job.documents.get(number << 2 | ERROR_PART)
     state = job.documents.get(number << 2 | STATE_PART)
     source = record.source
-    return LeasedItem(
+    fields = LeasedFields(
         id=record.id or mint.id(number),
         lease=mint.token(number, partition.turn, created, record.correlation_id),
         payload=record.payload,
@@ -531,8 +523,8 @@ def _leased_item(
         attempts=partition.attempts(number) + 1,
         deliveries=partition.deliveries(number) + 1,
         fencing_token=partition.turn,
-        lease_deadline=until,
-        created_at=created_at,
+        lease_deadline=to_datetime(grant.deadline),
+        created_at=to_datetime(created),
         kind=record.kind,
         encoding=record.encoding,
         reference=record.reference,
@@ -546,3 +538,4 @@ def _leased_item(
         source_id=source.id if source else None,
         source_attempts=source.attempts if source else None,
     )
+    return LeasedItem(record.payload, number, grant, fields)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from millpond.errors import LeaseLost, MillpondError, VersionConflict
 from millpond.history.format import Event, run_of, runs_of
-from millpond.model import DeadReason, ErrorInfo, Result, State, StateWritten, to_datetime
+from millpond.model import Batch, DeadReason, ErrorInfo, Result, State, StateWritten, to_datetime
 from millpond.queue.backoff import backoff_ms
 from millpond.queue.lane import Lane, Lookup, Part, TurnJob, completes
 from millpond.queue.lifecycle import bury, end_leases, kept_until
 from millpond.queue.partition import ERROR_PART, RESULT_PART, STATE_PART, VERSION_BITS
 from millpond.queue.requests import Complete, Extend, RetryItem, RetryItems, Tokens, WriteState
 from millpond.queue.state import QueueState
-from millpond.queue.tokens import Token
+from millpond.queue.tokens import Mint, Token
 
 _BAD_TOKEN = Result(error=ErrorInfo("invalid", "not a lease token of this queue; use the one that came with the item"))
 _LOST = ErrorInfo(LeaseLost.code, "the lease has ended: it ran out, or the item was handed on; do not act on the item")
@@ -29,7 +30,7 @@ class TokenPart(Part):
         self._request = request
         self._indexes = indexes
         self._tokens = tokens
-        self._results: list[Result] = []
+        self._results: Sequence[Result] = []
         self._lookups: list[tuple[int, Lookup]] = []
 
     def apply(self, lane: Lane, now: int) -> None:
@@ -48,9 +49,12 @@ class TokenPart(Part):
             self._results = self._write_state(lane, request)
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
-        for place, lookup in self._lookups:
-            if lookup.found:
-                self._results[place] = Result(True, correlation_of(lane, self._tokens[place]))
+        if self._lookups:
+            results = list(self._results)
+            for place, lookup in self._lookups:
+                if lookup.found:
+                    results[place] = Result(True, correlation_of(lane, self._tokens[place]))
+            self._results = results
         self._request.fill(self._indexes, self._results)
         answer_when_filled(self._request)
 
@@ -72,29 +76,28 @@ class TokenPart(Part):
 
     # ---- complete -----------------------------------------------------------------------------------------
 
-    def _complete(self, lane: Lane, request: Complete, now: int) -> list[Result]:
-        partition, at = lane.partition, request.at
-        get, prefix_of = partition.leased.get, partition.mint.correlation_prefix
-        prefix, prefix_created = "", -1
-        results: list[Result] = []
+    def _complete(self, lane: Lane, request: Complete, now: int) -> Sequence[Result]:
+        """Gather what is held, to be sealed into one event with the completes of others."""
+        get, at = lane.partition.leased.get, request.at
         done = lane.draft.completed
         current, numbers = done[-1] if done else (None, [])
-        for token in self._tokens:
-            _, number, grant, created, own = token
+        lost: dict[int, Result] = {}
+        for place, token in enumerate(self._tokens):
+            _, number, grant, _, _ = token
             lease = get(number)
-            if lease is not None and lease.grant == grant and at < lease.deadline:
-                if lease is not current:
-                    current, numbers = lease, []
-                    done.append((lease, numbers))
-                numbers.append(number)
-                if created != prefix_created:
-                    prefix, prefix_created = prefix_of(created), created
-                results.append(Result(True, own or f"{prefix}{number:012x}"))
-            else:
-                results.append(self._not_held(lane, token, len(results), now))
-        if request.result is not None and results[0].ok:
+            if lease is None or lease.grant != grant or lease.deadline <= at:
+                lost[place] = self._not_held(lane, token, place, now)
+                continue
+            if lease is not current:
+                current, numbers = lease, []
+                done.append((lease, numbers))
+            numbers.append(number)
+        if request.result is not None and not lost:
             seal_completes(self._queue, lane, now, request.result)
-        return results
+        made = partial(_completed, lane.partition.mint, self._tokens)
+        if not lost:
+            return Batch(len(self._tokens), made)
+        return [lost.get(place, result) for place, result in enumerate(made())]
 
     def _not_held(self, lane: Lane, token: Token, place: int, now: int) -> Result:
         """Lost, unless this turn or the journal has it that this very delivery was completed a moment ago."""
@@ -186,7 +189,7 @@ class TokenPart(Part):
 
 def assign_tokens(queue: QueueState, request: Tokens) -> None:
     """Hand each lane its tokens; what is no token is answered here."""
-    tokens = queue.reader.read_all(request.tokens)
+    tokens = queue.reader.read_all(request.leases)
     by_lane: dict[int, tuple[list[int], list[Token]]] = {}
     for index, token in enumerate(tokens):
         if token is None or token[0] not in queue.lanes:
@@ -245,6 +248,10 @@ def seal_completes(queue: QueueState, lane: Lane, now: int, result: bytes | None
 
 def correlation_of(lane: Lane, token: Token) -> str:
     return token[4] or lane.partition.mint.correlation_id(token[1], token[3])
+
+
+def _completed(mint: Mint, tokens: list[Token]) -> list[Result]:
+    return [Result(True, own or mint.correlation_id(number, created)) for _, number, _, created, own in tokens]
 
 
 def _lost(lane: Lane, token: Token) -> Result:

@@ -12,7 +12,7 @@ import msgspec
 
 from millpond.errors import MillpondError
 from millpond.history.format import Record
-from millpond.model import REQUEST_TIMEOUT_MS, OnConflict, RedriveFilter, Result, State
+from millpond.model import REQUEST_TIMEOUT_MS, LeaseLike, OnConflict, RedriveFilter, Result, State
 
 
 def _nobody(request: Request) -> None:
@@ -93,24 +93,26 @@ class Lease(Request):
 
 
 class Tokens(Request):
-    """A batch of lease tokens, answered one by one. Reply: list[Result]."""
+    """A batch of lease tokens, or items in their place, answered one by one. Reply: Sequence[Result]."""
 
-    __slots__ = ("missing", "results", "tokens")
+    __slots__ = ("_gathered", "leases", "missing", "results")
 
-    def __init__(self, tokens: Sequence[str]) -> None:
+    def __init__(self, leases: Sequence[LeaseLike]) -> None:
         super().__init__()
-        self.tokens = tokens
-        self.results: list[Result | None] = [None] * len(tokens)
-        self.missing = len(tokens)
+        self.leases = leases
+        self.missing = len(leases)
+        self.results: Sequence[Result] = ()
+        self._gathered: dict[int, Result] = {}
 
-    def fill(self, indexes: Sequence[int], results: list[Result]) -> None:
+    def fill(self, indexes: Sequence[int], results: Sequence[Result]) -> None:
         """`indexes` are ascending, so that all of them are all in order."""
         self.missing -= len(indexes)
-        if len(results) == len(self.results):
-            self.results = list(results)
-        else:
-            for index, result in zip(indexes, results, strict=True):
-                self.results[index] = result
+        if len(indexes) == len(self.leases):
+            self.results = results
+            return
+        self._gathered.update(zip(indexes, results, strict=True))
+        if not self.missing:
+            self.results = [self._gathered[index] for index in range(len(self.leases))]
 
 
 class Complete(Tokens):
@@ -118,15 +120,15 @@ class Complete(Tokens):
 
     __slots__ = ("result",)
 
-    def __init__(self, tokens: Sequence[str], result: bytes | None = None) -> None:
-        super().__init__(tokens)
+    def __init__(self, leases: Sequence[LeaseLike], result: bytes | None = None) -> None:
+        super().__init__(leases)
         self.result = result
 
 
 class RetryItem(msgspec.Struct, gc=False):
     """`due` None: the queue's backoff for a failure, at once for a defer."""
 
-    lease: str
+    lease: LeaseLike
     deferred: bool = False
     due: int | None = None
     error: str | None = None
@@ -144,8 +146,8 @@ class RetryItems(Tokens):
 class Extend(Tokens):
     __slots__ = ("lease_timeout",)
 
-    def __init__(self, tokens: Sequence[str], lease_timeout: int | None = None) -> None:
-        super().__init__(tokens)
+    def __init__(self, leases: Sequence[LeaseLike], lease_timeout: int | None = None) -> None:
+        super().__init__(leases)
         self.lease_timeout = lease_timeout
 
 
@@ -154,8 +156,8 @@ class WriteState(Tokens):
 
     __slots__ = ("document", "version", "written")
 
-    def __init__(self, token: str, version: int, document: bytes) -> None:
-        super().__init__([token])
+    def __init__(self, lease: LeaseLike, version: int, document: bytes) -> None:
+        super().__init__([lease])
         self.version = version
         self.document = document
         self.written: Any = None

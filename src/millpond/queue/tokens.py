@@ -9,16 +9,18 @@ mangled. A correlation id of the item's own follows in clear.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from zlib import crc32
 
+import msgspec
+
 from millpond.history.format import NUMBER_MAX
+from millpond.model import LeasedFields, LeasedItem, LeaseLike, to_datetime
 
 Token = tuple[int, int, int, int, str | None]  # partition, number, grant, created, own correlation id
 
-_HEAD = struct.Struct(">HQQ")  # partition, grant, created
-_SEALED = struct.Struct(">HQQHII")  # … and the number's 48 bits, then the checksum
-_CHECKED = _SEALED.size - 4
+_BODY = struct.Struct(">HQQHI")  # partition, grant, created, and the number's 48 bits
+_SEALED = struct.Struct(">HQQHII")  # … and the checksum
 _PARTITION_MAX = 0xFFFF
 
 
@@ -46,22 +48,37 @@ class Mint:
     def correlation_id(self, number: int, created: int) -> str:
         return f"{self.correlation_prefix(created)}{number:012x}"
 
-    def sealer(self, grant: int, created: int) -> Callable[[int, str], str]:
-        """Makes the tokens of one grant on one chunk, from an item's number and the same in 12 hex digits."""
-        head = _HEAD.pack(self._partition, grant, created)
-        prefix, seed = f"{self._token_prefix}{head.hex()}", crc32(head, self._seed)
-
-        def seal(number: int, digits: str) -> str:
-            return f"{prefix}{digits}{crc32(number.to_bytes(6), seed):08x}"
-
-        return seal
-
     def token(self, number: int, grant: int, created: int, correlation_id: str | None) -> str:
-        token = self.sealer(grant, created)(number, f"{number:012x}")
+        body = _BODY.pack(self._partition, grant, created, number >> 32, number & 0xFFFFFFFF)
+        check = crc32(body, self._seed)
         if correlation_id is None:
-            return token
-        check = crc32(correlation_id.encode(), int(token[-8:], 16))
-        return f"{token[:-8]}{check:08x}.{correlation_id}"
+            return f"{self._token_prefix}{body.hex()}{check:08x}"
+        return f"{self._token_prefix}{body.hex()}{crc32(correlation_id.encode(), check):08x}.{correlation_id}"
+
+
+class ChunkGrant(msgspec.Struct, gc=False):
+    """The items of one chunk leased in one turn for the first time."""
+
+    incarnation: str
+    partition: int
+    turn: int
+    created: int
+    deadline: int
+    mint: Mint
+
+    def fields(self, number: int, payload: bytes) -> LeasedFields:
+        mint = self.mint
+        return LeasedFields(
+            id=mint.id(number),
+            lease=mint.token(number, self.turn, self.created, None),
+            payload=payload,
+            correlation_id=mint.correlation_id(number, self.created),
+            attempts=1,
+            deliveries=1,
+            fencing_token=self.turn,
+            lease_deadline=to_datetime(self.deadline),
+            created_at=to_datetime(self.created),
+        )
 
 
 def _seed(incarnation: str) -> int:
@@ -71,9 +88,10 @@ def _seed(incarnation: str) -> int:
 class TokenReader:
     """Reads the tokens of one queue."""
 
-    __slots__ = ("_length", "_prefix", "_seed")
+    __slots__ = ("_incarnation", "_length", "_prefix", "_seed")
 
     def __init__(self, incarnation: str) -> None:
+        self._incarnation = incarnation
         self._prefix = f"{incarnation}."
         self._seed = _seed(incarnation)
         self._length = len(self._prefix) + 2 * _SEALED.size
@@ -86,7 +104,7 @@ class TokenReader:
         try:
             sealed = bytes.fromhex(token[len(self._prefix) : self._length])
             partition, grant, created, high, low, check = _SEALED.unpack(sealed)
-            expected = crc32(sealed[:_CHECKED], self._seed)
+            expected = crc32(sealed[: _BODY.size], self._seed)
             if len(token) > self._length:
                 correlation_id = token[self._length + 1 :]
                 expected = crc32(correlation_id.encode(), expected)
@@ -94,8 +112,25 @@ class TokenReader:
             return None
         return (partition, high << 32 | low, grant, created, correlation_id) if check == expected else None
 
-    def read_all(self, tokens: Sequence[str]) -> Sequence[Token | None]:
-        """As `read`, for many; those of plain items are unpacked in one go."""
+    def read_all(self, leases: Sequence[LeaseLike]) -> list[Token | None]:
+        """As `read`, for many, and for items too, which know what their token says."""
+        if all(type(lease) is LeasedItem for lease in leases):
+            return [self._of_item(item) for item in leases]  # type: ignore[arg-type]
+        if all(type(lease) is str for lease in leases):
+            return self._read_plain(leases)  # type: ignore[arg-type]
+        return [self.read(one) if isinstance(one, str) else self._of_item(one) for one in leases]
+
+    def _of_item(self, item: LeasedItem) -> Token | None:
+        grant = item.grant
+        if grant is None:
+            return self.read(item.lease)
+        if grant.incarnation != self._incarnation:
+            return None
+        own = None if item.known is None else item.known.correlation_id
+        return grant.partition, item.number, grant.turn, grant.created, own
+
+    def _read_plain(self, tokens: Sequence[str]) -> list[Token | None]:
+        """Tokens of plain items are unpacked in one go."""
         start, length = len(self._prefix), self._length
         if set(map(len, tokens)) != {length} or {token[:start] for token in tokens} != {self._prefix}:
             return [self.read(token) for token in tokens]
@@ -108,15 +143,19 @@ class TokenReader:
         seed, at, step = self._seed, 0, _SEALED.size
         found: list[Token | None] = []
         for partition, grant, created, high, low, check in _SEALED.iter_unpack(sealed):
-            good = crc32(sealed[at : at + _CHECKED], seed) == check
+            good = crc32(sealed[at : at + _BODY.size], seed) == check
             found.append((partition, high << 32 | low, grant, created, None) if good else None)
             at += step
         return found
 
 
-def token_incarnation(token: str) -> str:
-    """Which queue's incarnation a token speaks of; checks nothing."""
-    return token.partition(".")[0]
+def lease_incarnation(lease: LeaseLike) -> str:
+    """Which queue's incarnation a token or item speaks of; checks nothing."""
+    if isinstance(lease, LeasedItem):
+        if lease.grant is not None:
+            return lease.grant.incarnation
+        lease = lease.lease
+    return lease.partition(".")[0]
 
 
 def read_id(incarnation: str, item_id: str) -> tuple[int, int] | None:

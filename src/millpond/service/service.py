@@ -17,6 +17,7 @@ from millpond.model import (
     ItemPage,
     Items,
     LeasedItem,
+    LeaseLike,
     OnConflict,
     PartitionStats,
     Produced,
@@ -47,7 +48,7 @@ from millpond.queue.requests import (
     RetryItems,
     WriteState,
 )
-from millpond.queue.tokens import token_incarnation
+from millpond.queue.tokens import lease_incarnation
 from millpond.service import validate
 from millpond.service.manager import QueuesManager
 
@@ -147,12 +148,12 @@ class Service:
 
     async def produce(
         self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
-    ) -> list[Produced]:
+    ) -> Sequence[Produced]:
         records, size, named = validate.new_items(items, self._clock.now())
         conflict: Any = validate.one_of(on_conflict, "on_conflict", ("ignore", "reject", "replace"))
         checked = validate.request_id(request_id)
         name = None if checked is None else request_digest(checked)
-        produced: list[Produced] = await self._ask(queue, Produce(records, size, conflict, name, named))
+        produced: Sequence[Produced] = await self._ask(queue, Produce(records, size, conflict, name, named))
         return produced
 
     async def lease(
@@ -173,38 +174,40 @@ class Service:
         items: list[LeasedItem] = await self._ask(queue, request)
         return items
 
-    async def complete(self, leases: Sequence[str], *, queue: str | None = None, result: Any = None) -> list[Result]:
-        tokens = validate.tokens(leases)
-        if result is not None and len(tokens) > 1:
+    async def complete(
+        self, leases: Sequence[LeaseLike], *, queue: str | None = None, result: Any = None
+    ) -> Sequence[Result]:
+        leases = validate.leases(leases)
+        if result is not None and len(leases) > 1:
             raise InvalidRequest("a result goes with one lease; complete the items one by one, or leave it out")
         stored = None if result is None else validate.document(result, "result")
-        results: list[Result] = await self._ask_holder(queue, tokens[0], Complete(tokens, stored))
+        results: Sequence[Result] = await self._ask_holder(queue, leases[0], Complete(leases, stored))
         return results
 
-    async def retry(self, items: Sequence[Retry | str], *, queue: str | None = None) -> list[Result]:
+    async def retry(self, items: Sequence[Retry | LeaseLike], *, queue: str | None = None) -> Sequence[Result]:
         checked = validate.retries(items, self._clock.now())
-        results: list[Result] = await self._ask_holder(queue, checked[0].lease, RetryItems(checked))
+        results: Sequence[Result] = await self._ask_holder(queue, checked[0].lease, RetryItems(checked))
         return results
 
     async def extend(
-        self, leases: Sequence[str], *, queue: str | None = None, lease_timeout: Duration | None = None
-    ) -> list[Result]:
-        tokens = validate.tokens(leases)
+        self, leases: Sequence[LeaseLike], *, queue: str | None = None, lease_timeout: Duration | None = None
+    ) -> Sequence[Result]:
+        leases = validate.leases(leases)
         timeout = validate.lease_timeout_ms(lease_timeout, low=0)
-        results: list[Result] = await self._ask_holder(queue, tokens[0], Extend(tokens, timeout))
+        results: Sequence[Result] = await self._ask_holder(queue, leases[0], Extend(leases, timeout))
         return results
 
     async def write_state(
-        self, lease: str, state_doc: Any, *, version: int, queue: str | None = None
+        self, lease: LeaseLike, state_doc: Any, *, version: int, queue: str | None = None
     ) -> StateWritten:
-        [token] = validate.tokens([lease], "lease")
+        [checked_lease] = validate.leases([lease])
         checked = validate.integer(version, "version", 0, 1 << 62)
-        request = WriteState(token, checked, validate.document(state_doc, "state_doc"))
-        written: StateWritten = await self._ask_holder(queue, token, request)
+        request = WriteState(checked_lease, checked, validate.document(state_doc, "state_doc"))
+        written: StateWritten = await self._ask_holder(queue, checked_lease, request)
         return written
 
-    async def cancel(self, queue: str, ids: Sequence[str]) -> list[Result]:
-        results: list[Result] = await self._ask(queue, Cancel(validate.ids(ids)))
+    async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
+        results: Sequence[Result] = await self._ask(queue, Cancel(validate.ids(ids)))
         return results
 
     async def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
@@ -270,12 +273,12 @@ class Service:
             runner.withdraw(request)
             raise
 
-    async def _ask_holder(self, queue: str | None, token: str, request: Request) -> Any:
+    async def _ask_holder(self, queue: str | None, lease: LeaseLike, request: Request) -> Any:
         """A token names its queue, so callers may leave it out."""
         if queue is None:
-            queue = self._manager.name_of(token_incarnation(token))
+            queue = self._manager.name_of(lease_incarnation(lease))
             if queue is None:
-                raise InvalidRequest(f"{token!r:.60} is not a lease token of any queue here; use the one from the item")
+                raise InvalidRequest(f"{lease!r:.60} is not a lease token of any queue here; use the one from the item")
         return await self._ask(queue, request)
 
     def _info(self, definition: QueueDefinition, stats: QueueStats | None = None) -> QueueInfo:

@@ -35,6 +35,8 @@ from millpond.model import (
     WAIT_MAX_MS,
     Backoff,
     Items,
+    LeasedItem,
+    LeaseLike,
     NewItem,
     RedriveFilter,
     Retry,
@@ -293,34 +295,37 @@ def lease_timeout_ms(value: Any, *, low: int) -> int | None:
     return None if value is None else duration_ms(value, "lease_timeout", low=low)
 
 
-def tokens(value: Any, name: str = "leases") -> list[str]:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise InvalidRequest(f"{name} is a list of lease tokens, not {_type(value)}; put a single one into a list")
-    _batch(len(value), name, TOKEN_BATCH_MAX)
-    if set(map(type, value)) != {str}:
-        index, token = next((i, token) for i, token in enumerate(value) if type(token) is not str)
-        raise InvalidRequest(f"{name}[{index}] is {_type(token)}; give the string from the item's `lease`")
-    return list(value)
+def leases(value: Any) -> Sequence[LeaseLike]:
+    if isinstance(value, str | bytes | LeasedItem) or not isinstance(value, Sequence):
+        raise InvalidRequest(f"leases is a list of items or tokens, not {_type(value)}; put a single one into a list")
+    _batch(len(value), "leases", TOKEN_BATCH_MAX)
+    if not set(map(type, value)) <= {str, LeasedItem}:
+        index, lease = next((i, one) for i, one in enumerate(value) if not isinstance(one, str | LeasedItem))
+        raise InvalidRequest(f"leases[{index}] is {_type(lease)}; give the leased item or its `lease`")
+    return value
 
 
 def ids(value: Any) -> list[str]:
-    return tokens(value, "ids")
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise InvalidRequest(f"ids is a list of item ids, not {_type(value)}; put a single one into a list")
+    _batch(len(value), "ids", TOKEN_BATCH_MAX)
+    return [string(one, f"ids[{index}]") for index, one in enumerate(value)]
 
 
 def retries(items: Any, now: int) -> list[RetryItem]:
-    if isinstance(items, str | bytes | Retry) or not isinstance(items, Sequence):
+    if isinstance(items, str | bytes | Retry | LeasedItem) or not isinstance(items, Sequence):
         raise InvalidRequest(f"items is a list, not {_type(items)}; put a single one into a list")
     _batch(len(items), "items", TOKEN_BATCH_MAX)
     return [_retry(item, f"items[{index}]", now) for index, item in enumerate(items)]
 
 
 def _retry(item: Any, where: str, now: int) -> RetryItem:
-    if isinstance(item, str):
+    if isinstance(item, str | LeasedItem):
         return RetryItem(item)
     if not isinstance(item, Retry):
-        raise InvalidRequest(f"{where} is {_type(item)}; give a lease token or a Retry")
-    if not isinstance(item.lease, str):
-        raise InvalidRequest(f"{where}.lease is {_type(item.lease)}; give the string from the item's `lease`")
+        raise InvalidRequest(f"{where} is {_type(item)}; give a leased item, its `lease`, or a Retry")
+    if not isinstance(item.lease, str | LeasedItem):
+        raise InvalidRequest(f"{where}.lease is {_type(item.lease)}; give the leased item or its `lease`")
     if item.delay is not None and item.retry_at is not None:
         raise InvalidRequest(f"{where}.delay and {where}.retry_at exclude each other; give one")
     due = None
