@@ -1,7 +1,8 @@
 """The engine under load, through the embedded API. Each function is one measurement, in a process of its own.
 
 A cycle has one producer and two consumers, so that a turn in the steady state holds one produce, one lease and one
-complete of N items: what `raw.py` writes in a commit.
+complete of N items: what `raw.py` writes in a commit. Consumers look at every payload, for the engine makes items when
+they are looked at, and hand the items back; with `tokens` they hand back the lease tokens instead, as a server must.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -41,15 +42,21 @@ async def opened(path: str, durability: str = "full") -> AsyncIterator[AsyncPond
         yield pond
 
 
-def tokens(items: list[LeasedItem]) -> list[str]:
-    return [item.lease for item in items]
+def work(items: Sequence[LeasedItem]) -> int:
+    """What the consumer does with its items: the least that makes the engine hand them over."""
+    return sum([len(item.payload) for item in items])
 
 
 # ---- rates ------------------------------------------------------------------------------------------------
 
 
 async def cycle(
-    path: str, batch: int, seconds: float, items_max: int | None = None, crash: bool = False
+    path: str,
+    batch: int,
+    seconds: float,
+    items_max: int | None = None,
+    tokens: bool = False,
+    crash: bool = False,
 ) -> dict[str, Any]:
     """produce -> lease -> complete of `batch` items, finished items a second. `crash`: die in the middle of it."""
     async with opened(path) as pond:
@@ -63,7 +70,8 @@ async def cycle(
         async def consumer() -> None:
             while not meter.is_done():
                 if items := await pond.lease(QUEUE, batch=batch, wait=WAIT):
-                    await pond.complete(tokens(items), queue=QUEUE)
+                    work(items)
+                    await pond.complete([item.lease for item in items] if tokens else items, queue=QUEUE)
                     meter.add(len(items))
                 if crash and meter.is_done():
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -82,7 +90,8 @@ async def callers(path: str, callers: int, seconds: float) -> dict[str, Any]:
             while not meter.is_done():
                 await pond.produce(QUEUE, [body])
                 if items := await pond.lease(QUEUE, wait=WAIT):
-                    await pond.complete(tokens(items), queue=QUEUE)
+                    work(items)
+                    await pond.complete(items, queue=QUEUE)
                     meter.add(1)
 
         await asyncio.gather(*(caller() for _ in range(callers)))
@@ -105,8 +114,9 @@ async def latency(path: str, callers: int, seconds: float, prefill: int) -> dict
                 items = await pond.lease(QUEUE)
                 if not items:
                     return
+                work(items)
                 spent.append(time.perf_counter() - start)
-                await pond.complete(tokens(items), queue=QUEUE)
+                await pond.complete(items, queue=QUEUE)
 
         await asyncio.gather(*(caller() for _ in range(callers)))
         return {
@@ -131,11 +141,12 @@ async def lease_cost(path: str, batch: int, calls: int, plain: bool) -> dict[str
         for call in range(-WARM_LEASES // batch, calls):
             start = time.perf_counter()
             items = await pond.lease(QUEUE, batch=batch)
+            work(items)
             if call >= 0:
                 spent += time.perf_counter() - start
                 urgent += sum(item.priority < 0 for item in items)
             assert len(items) == batch, "the queue is too short to be measured"
-            await asyncio.gather(pond.complete(tokens(items), queue=QUEUE), pond.produce(QUEUE, bodies))
+            await asyncio.gather(pond.complete(items, queue=QUEUE), pond.produce(QUEUE, bodies))
         assert plain or urgent == calls * batch, "no urgent items are left to be measured"
         return {"mean_us": spent / calls * 1e6}
 
@@ -143,7 +154,7 @@ async def lease_cost(path: str, batch: int, calls: int, plain: bool) -> dict[str
 async def drain_urgent(pond: AsyncPond) -> None:
     while True:
         items = await pond.lease(QUEUE, batch=100)
-        await pond.complete(tokens(items), queue=QUEUE)
+        await pond.complete(items, queue=QUEUE)
         await pond.produce(QUEUE, [item.payload for item in items])
         if items[-1].priority >= 0:
             return
@@ -156,8 +167,9 @@ async def open_and_lease(path: str) -> dict[str, Any]:
     start = time.perf_counter()
     async with millpond.open_async(path) as pond:
         items = await pond.lease(QUEUE)
+        work(items)
         spent = time.perf_counter() - start
-        await pond.complete(tokens(items), queue=QUEUE)
+        await pond.complete(items, queue=QUEUE)
         return {"ms": spent * 1e3}
 
 

@@ -99,9 +99,11 @@ class Bench:
 
 def from_empty(bench: Bench, batch: int, side: str) -> dict[str, Any]:
     with bench.fresh() as path:
+        seconds = bench.plan.seconds
+        if side == "raw":
+            return bench.measure("raw.cycle", path=path, batch=batch, seconds=seconds)
         where = ":memory:" if side == "memory" else path
-        side = "raw" if side == "raw" else "engine"
-        return bench.measure(f"{side}.cycle", path=where, batch=batch, seconds=bench.plan.seconds)
+        return bench.measure("engine.cycle", path=where, batch=batch, seconds=seconds, tokens=side == "tokens")
 
 
 def on_backlog(bench: Bench, batch: int, side: str) -> dict[str, Any]:
@@ -250,14 +252,11 @@ def summary(values: Sequence[float], digits: int = 1) -> dict[str, float]:
 def run(bench: Bench) -> dict[str, Any]:
     plan = bench.plan
     found: dict[str, Any] = {}
-    found["empty"] = measure_rates(bench, ("raw", "engine"), from_empty)
-    print_rates("From an empty queue, durable: items/s", found["empty"])
+    sides: tuple[str, ...] = ("raw", "engine", "tokens")
+    found["empty"] = measure_rates(bench, sides, from_empty)
+    print_rates("From an empty queue, durable: items/s", found["empty"], sides)
     found["memory_store"] = measure_rates(bench, ("memory",), from_empty)
-    print_table(
-        "In memory: items/s",
-        ("batch", "engine", "low", "high", "CPU µs"),
-        [(row["batch"], *cells(row["memory"]), row["memory"]["cpu_us"]) for row in found["memory_store"]],
-    )
+    print_rates("In memory: items/s", found["memory_store"], ("memory",))
     found["callers"] = measure_callers(bench)
     print_table(
         "Callers of one item each, durable: items/s",
@@ -281,8 +280,9 @@ def run(bench: Bench) -> dict[str, Any]:
             for row in found["lease_cost"]
         ],
     )
-    found["backlog"] = measure_rates(bench, ("raw", "engine"), on_backlog)
-    print_rates(f"On a backlog of {plan.backlog:,}, durable: items/s", found["backlog"])
+    sides = ("raw", "engine")
+    found["backlog"] = measure_rates(bench, sides, on_backlog)
+    print_rates(f"On a backlog of {plan.backlog:,}, durable: items/s", found["backlog"], sides)
     found["open"] = measure_open(bench)
     print_table(
         "Open and lease on the backlog: ms",
@@ -311,21 +311,22 @@ def headline(found: dict[str, Any]) -> dict[str, float]:
 # ---- printing ---------------------------------------------------------------------------------------------
 
 
-def print_rates(title: str, rows: list[dict[str, Any]]) -> None:
-    columns = ("batch", "raw", "low", "high", "CPU µs", "engine", "low", "high", "CPU µs", "ratio", "low", "high")
-    print_table(
-        title,
-        columns,
-        [
-            (
-                row["batch"],
-                *(*cells(row["raw"]), row["raw"]["cpu_us"]),
-                *(*cells(row["engine"]), row["engine"]["cpu_us"]),
-                *cells(row["ratio"]),
-            )
-            for row in rows
-        ],
-    )
+def print_rates(title: str, rows: list[dict[str, Any]], sides: Sequence[str]) -> None:
+    """A block of columns a side, and how engine and raw compare where both are there."""
+    columns = ["batch"]
+    for side in sides:
+        columns += [side, "low", "high", "CPU µs"]
+    if "raw" in sides:
+        columns += ["engine/raw", "low", "high"]
+    lines = []
+    for row in rows:
+        line = [row["batch"]]
+        for side in sides:
+            line += [*cells(row[side]), row[side]["cpu_us"]]
+        if "raw" in sides:
+            line += cells(row["ratio"])
+        lines.append(line)
+    print_table(title, columns, lines)
 
 
 def cells(row: dict[str, Any]) -> tuple[float, float, float]:

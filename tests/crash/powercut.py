@@ -1,11 +1,9 @@
-"""Disks that fail, as SQLite VFSs: one whose power is cut, and one that fills up.
+"""A disk whose power is cut, as a SQLite VFS.
 
 `PowerCutDisk` keeps, beside the real files, what a disk would hold for certain: the bytes that were synced, under the
 names that were synced. `cut` writes a directory as it may look after the power is back: all of that, and of what was
 not yet synced any part, sector by sector. Files are made, written and removed through the VFS; only the syncing of
 directories happens outside it, and has to be told to `sync_directory`.
-
-`QuotaDisk` refuses to let the files of a directory grow beyond a quota, whoever made them.
 """
 
 from __future__ import annotations
@@ -28,6 +26,13 @@ names = itertools.count()  # VFS names are global to the process
 def path_of(name: str | apsw.URIFilename | None) -> str:
     assert name is not None, "temporary files are in memory"
     return name if isinstance(name, str) else name.filename()
+
+
+class Quiet:
+    """Errors that SQLite does not pass on, such as those of a checkpoint, have nobody to go to."""
+
+    def excepthook(self, etype: object, evalue: object, etraceback: object) -> bool:
+        return True
 
 
 # ---- the power cut ----------------------------------------------------------------------------------------
@@ -147,7 +152,7 @@ class PowerCutDisk:
                 path.write_bytes(contents.after_cut(survives))
 
 
-class PowerCutFile(apsw.VFSFile):
+class PowerCutFile(Quiet, apsw.VFSFile):
     def __init__(self, disk: PowerCutDisk, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
         super().__init__("", name, flags)
         self.disk = disk
@@ -171,7 +176,7 @@ class PowerCutFile(apsw.VFSFile):
             self.syncs_directory = False
 
 
-class PowerCutVFS(apsw.VFS):
+class PowerCutVFS(Quiet, apsw.VFS):
     def __init__(self, name: str, disk: PowerCutDisk) -> None:
         super().__init__(name, "")
         self.disk = disk
@@ -191,54 +196,6 @@ def power_cut_vfs(disk: PowerCutDisk) -> Iterator[str]:
     """The name of a VFS on that disk."""
     name = f"power-cut-{next(names)}"
     vfs = PowerCutVFS(name, disk)
-    try:
-        yield name
-    finally:
-        vfs.unregister()
-
-
-# ---- the full disk ----------------------------------------------------------------------------------------
-
-
-@dataclass
-class QuotaDisk:
-    """Every file under `root` counts, the reserve too. `quota` may be changed as others use and free the disk."""
-
-    root: Path
-    quota: int
-
-    def free(self) -> int:
-        return self.quota - sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
-
-    def grow(self, count: int) -> None:
-        if count > 0 and count > self.free():
-            raise apsw.FullError("the disk is full")
-
-
-class QuotaFile(apsw.VFSFile):
-    def __init__(self, disk: QuotaDisk, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
-        super().__init__("", name, flags)
-        self.disk = disk
-
-    def xWrite(self, data: bytes, offset: int) -> None:
-        self.disk.grow(offset + len(data) - self.xFileSize())
-        super().xWrite(data, offset)
-
-
-class QuotaVFS(apsw.VFS):
-    def __init__(self, name: str, disk: QuotaDisk) -> None:
-        super().__init__(name, "")
-        self.disk = disk
-
-    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> QuotaFile:
-        return QuotaFile(self.disk, name, flags)
-
-
-@contextmanager
-def quota_vfs(disk: QuotaDisk) -> Iterator[str]:
-    """The name of a VFS on that disk."""
-    name = f"quota-{next(names)}"
-    vfs = QuotaVFS(name, disk)
     try:
         yield name
     finally:

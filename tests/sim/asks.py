@@ -50,11 +50,23 @@ def names_of(record: Record) -> list[tuple[str, str]]:
     return names
 
 
+class Client:
+    """Those who lease under one name. Deliveries go to a name; whose they are is seen in the answers."""
+
+    __slots__ = ("asks", "granted", "left", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asks: list[Ask] = []  # in flight
+        self.granted: list[Grant] = []  # and not handed to anybody yet
+        self.left = False  # one of them has gone, or was told to give up
+
+
 class Ask:
     """One request. `at` is its arrival on the queue's clock, `step` how many commits there had been by then."""
 
     __slots__ = (
-        "answered", "at", "batch", "chosen", "cleared", "deadlines", "document", "extended", "gone", "granted", "grants",
+        "answered", "at", "batch", "chosen", "cleared", "client", "deadlines", "document", "extended", "gone", "grants", "handed",
         "ids", "kind", "letters", "dry_run", "moved", "number", "queue", "request", "retries", "settings", "shared",
         "state", "states", "step", "stirred", "timeout", "version", "wanted",
     )  # fmt: skip
@@ -71,10 +83,11 @@ class Ask:
         self.stirred = False  # something was changed on its behalf
         self.shared = False  # another request of its kind was in flight with it: counts cannot be told apart
         self.batch: Batch | None = None
-        # Of a lease: how many at most, for how long, and the deliveries it was given.
+        # Of a lease: who, how many at most, for how long, and the deliveries that were handed out.
+        self.client: Client | None = None
         self.wanted = 0
         self.timeout: int | None = None
-        self.granted: list[Grant] = []
+        self.handed: list[Grant] = []
         # Of requests with tokens: the delivery that each token stands for (None: mangled), and its deadline then.
         self.grants: list[Grant | None] = []
         self.deadlines: list[int] = []
@@ -96,8 +109,8 @@ class Ask:
     def waits_for(self, grant: Grant) -> bool:
         """Whether the token of this delivery has no answer yet; those of a request may come one by one."""
         assert isinstance(self.request, Tokens)
-        results = self.request.results
-        return any(results[index] is None for index, of in enumerate(self.grants) if of is grant)
+        answered = self.request._gathered
+        return not self.request.results and any(i not in answered for i, of in enumerate(self.grants) if of is grant)
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.number}"

@@ -26,8 +26,8 @@ from millpond.queue.requests import (
     WriteState,
 )
 from tests.sim import asks
-from tests.sim.asks import Ask, Batch
-from tests.sim.model import GONE, Grant, Model
+from tests.sim.asks import Ask, Batch, Client
+from tests.sim.model import Grant, Model
 
 MANGLED = "not-a-token"
 KEYS = 12  # so few that they meet
@@ -84,6 +84,14 @@ class Consumers:
     def took(self, grants: list[Grant]) -> None:
         """Deliveries that were handed out."""
         self.held += grants
+
+    def completing(self, grants: list[Grant]) -> Ask:
+        return self._with_grants(asks.COMPLETE, Complete([self._token(grant) for grant in grants]), list(grants))
+
+    def review(self) -> list[Ask]:
+        """Requests that tell all there is to know."""
+        everything = self._ask(asks.LIST, ListItems(None, None, None, (0, 0), 1_000))
+        return [self._stats(), everything]
 
     def _ask(self, kind: str, request: Request) -> Ask:
         self._numbers += 1
@@ -164,20 +172,28 @@ class Consumers:
     # ---- lease --------------------------------------------------------------------------------------------
 
     def _lease(self) -> Ask:
-        return self._leasing(asks.LEASE, 0)
+        return self.leasing(asks.LEASE, 0, self._batch_size(), self._lease_timeout())
 
     def _lease_wait(self) -> Ask:
-        return self._leasing(asks.LEASE_WAIT, self.rng.choice((1, 200, 1_000, 5_000, 20_000)))
+        wait = self.rng.choice((1, 200, 1_000, 5_000, 20_000))
+        return self.leasing(asks.LEASE_WAIT, wait, self._batch_size(), self._lease_timeout())
 
-    def _leasing(self, kind: str, wait: int) -> Ask:
-        rng = self.rng
-        batch = rng.choice((1, 1, 2, 3, 5, 10))
-        timeout = rng.choice((None, None, 200, 2_000, 60_000))
+    def _batch_size(self) -> int:
+        return self.rng.choice((1, 1, 2, 3, 5, 10))
+
+    def _lease_timeout(self) -> int | None:
+        return self.rng.choice((None, None, 200, 2_000, 60_000))
+
+    def leasing(self, kind: str, wait: int, batch: int, timeout: int | None) -> Ask:
+        clients = self.model.queues[self.queue].clients
         self._numbers += 1
-        client = f"c{self._numbers}"
-        ask = self._ask(kind, Lease(batch, wait, timeout, client))
-        ask.wanted, ask.timeout = batch, timeout
-        self.model.queues[self.queue].lease_asks[client] = ask
+        if self.rng.random() < 0.3:  # neighbours of one name are served together
+            name, timeout = f"s{self._numbers // 20}", None
+        else:
+            name = f"c{self._numbers}"
+        client = clients.setdefault(name, Client(name))
+        ask = self._ask(kind, Lease(batch, wait, timeout, name))
+        ask.client, ask.wanted, ask.timeout = client, batch, timeout
         return ask
 
     # ---- tokens -------------------------------------------------------------------------------------------
@@ -335,6 +351,3 @@ def _copy(record: bytes | Record) -> bytes | Record:
         return record
     return Record(*(getattr(record, field) for field in Record.__struct_fields__))
 
-
-def alive(grant: Grant) -> bool:
-    return not grant.over and grant.item.state != GONE

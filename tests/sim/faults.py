@@ -20,6 +20,8 @@ FAULTS = (
 class FaultyStore:
     """A store that does what it is told to fail at, and tells of every commit that happened, reported or not."""
 
+    blocking = False
+
     def __init__(self, inner: Store, committed: Callable[[Turn], None]) -> None:
         self.inner = inner
         self._committed = committed

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from millpond.history.format import Event, Record, Source, decode_entry, decode_records, numbers_of
 from millpond.model import DeadReason, QueueDefinition, QueueSettings
 from millpond.store.base import Turn
-from tests.sim.asks import CANCEL, CLEAR, COMPLETE, EXTEND, REDRIVE, RETRY, STATE, Ask, Batch, names_of
+from tests.sim.asks import CANCEL, CLEAR, COMPLETE, EXTEND, REDRIVE, RETRY, STATE, Ask, Batch, Client, names_of
 
 SCHEDULED, READY, LEASED, RETRYING = "scheduled", "ready", "leased", "retrying"
 COMPLETED, DEAD, CANCELLED, GONE = "completed", "dead", "cancelled", "gone"
@@ -93,14 +93,15 @@ class Grant:
     """One delivery of one item. `over` tells how it ended, `takers` are the requests that may have ended it."""
 
     __slots__ = (
-        "asks", "attempts", "completed_at", "deadline", "deliveries", "docs", "error", "holder", "item", "number",
-        "over", "takers", "token", "version",
+        "asks", "attempts", "client", "completed_at", "deadline", "deliveries", "docs", "error", "given_up", "item",
+        "number", "over", "takers", "token", "version",
     )  # fmt: skip
 
-    def __init__(self, item: Item, number: int, holder: Ask, deadline: int) -> None:
+    def __init__(self, item: Item, number: int, client: Client, deadline: int) -> None:
         self.item = item
         self.number = number
-        self.holder = holder
+        self.client = client
+        self.given_up = False  # its holder has gone after it was handed out
         self.deadline = deadline
         self.attempts = item.attempts
         self.deliveries = item.deliveries
@@ -149,7 +150,7 @@ class Queue:
         self.by_id: dict[str, list[Item]] = {}
         self.origins: dict[bytes, tuple[Batch, int]] = {}
         self.requests: dict[str, list[tuple[Batch, Make]]] = {}
-        self.lease_asks: dict[str, Ask] = {}
+        self.clients: dict[str, Client] = {}
         self.flying: dict[int, Ask] = {}  # asked and not answered
         self.transfers: dict[bytes, Transfer] = {}  # that arrived here
 
@@ -188,6 +189,7 @@ class Partition:
         self.paused = False
         self._order = count()
         self._bodies: dict[int, list[bytes | Record | None]] = {}
+        self._arrivals: dict[int, bytes] = {}  # items from other queues, by the names of their transfers
         self._makes: dict[Batch, Make] = {}
         self._replaced: list[Item] = []
 
@@ -205,6 +207,8 @@ class Partition:
         self._bodies = {chunk.first: decode_records(chunk.body) for chunk in turn.chunks}
         self._makes, self._replaced = {}, []
         entry = decode_entry(turn.events)
+        produced = [event for event in entry.events if event[0] == Event.PRODUCED]
+        self._arrivals = {number: name for event in produced for name, number, _ in event[6]}
         for event in entry.events:
             JUDGES[event[0]](self, *event[1:])
         if entry.next_number != self.next_number:
@@ -229,7 +233,7 @@ class Partition:
                 self.broken(f"{item} was to be kept until {item.kept_until} and is still there; it is {now}")
         for grant in self.orphans:
             if not grant.over:
-                self.broken(f"{grant.item} is leased to {grant.holder}, which has been answered without it")
+                self.broken(f"{grant.item} is leased to {grant.client.name}, who was not given it, or has gone")
         self.orphans.clear()
 
     def ready_count(self) -> int:
@@ -247,7 +251,6 @@ class Partition:
             self.broken("produced into a read-only partition")
         if deadline != self.at + self.settings.expire_timeout_ms:
             self.broken(f"expire deadline {deadline} at {self.at}")
-        arrived = {number: name for name, number, _ in arrivals}
         records = self._bodies[first]
         if len(records) != number_of:
             self.broken(f"{number_of} items with {len(records)} records")
@@ -256,21 +259,23 @@ class Partition:
                 self.broken(f"item {number} has no record")
             record = stored if isinstance(stored, Record) else Record(stored)
             item = Item(self, number, record, deadline)
-            if number in arrived:
-                self._arrive(item, arrived[number])
+            if number in self._arrivals:
+                self._arrive(item, self._arrivals[number])
             else:
                 self._make(item, stored)
             self._enter(item)
 
+    def remembered(self, requests: Any) -> None:
+        """Produces without anything new: nothing to judge, their answers tell."""
+
     def leased(self, client: str, deadline: int, runs: Sequence[int]) -> None:
-        ask = self.queue.lease_asks[client]
-        if ask.answered:
-            self.broken(f"leased to {ask}, which has been answered")
+        holder = self.queue.clients[client]
+        if not holder.asks:
+            self.broken(f"leased to {client}, who does not wait")
         if self.paused:
             self.broken("leased while the queue is paused")
-        timeout = self.settings.lease_timeout_ms if ask.timeout is None else ask.timeout
-        if deadline != self.at + timeout:
-            self.broken(f"a lease of {timeout} ms made at {self.at} ends at {deadline}")
+        if not any(deadline == self.at + self._timeout(ask) for ask in holder.asks):
+            self.broken(f"a lease for {client} made at {self.at} ends at {deadline}")
         for number in numbers_of(runs):
             item = self._item(number)
             if item.state != READY:
@@ -285,14 +290,14 @@ class Partition:
             item.token_floor = self.turn
             item.attempts += 1
             item.deliveries += 1
-            item.lease = grant = Grant(item, self.turn, ask, deadline)
+            item.lease = grant = Grant(item, self.turn, holder, deadline)
             self._to(item, LEASED)
             self._alarm(deadline, item)
-            ask.granted.append(grant)
-        if sum(not grant.over for grant in ask.granted) > ask.wanted:
-            self.broken(f"{ask} wants {ask.wanted} items and got more")
+            holder.granted.append(grant)
+        if sum(not grant.over for grant in holder.granted) > sum(ask.wanted for ask in holder.asks):
+            self.broken(f"{client} got more than was asked for")
 
-    def completed(self, client: str, pairs: Sequence[int], keep_until: int, result: bool) -> None:
+    def completed(self, client: str, pairs: Sequence[int], keep_until: int, with_result: int) -> None:
         kept = self.settings.completed_retention_ms
         if keep_until != (self.at + kept if kept else 0):
             self.broken(f"completed at {self.at}, kept until {keep_until}")
@@ -305,6 +310,7 @@ class Partition:
                 if not grant.takers:
                     self.broken(f"nobody asked in time to complete {grant.item}")
                 grant.completed_at = self.at
+                grant.item.version, grant.item.docs = 0, [None]
                 self._finish(grant, "completed", COMPLETED, keep_until)
 
     def retried(self, client: str, number: int, due: int, deferred: bool, error: str | None) -> None:
@@ -349,8 +355,8 @@ class Partition:
         front: dict[int, dict[int, Item]] = {}
         for number in numbers_of(runs):
             grant = self._held(number)
-            if not (grant.holder.gone or grant in self.orphans):
-                self.broken(f"{grant.item} was taken from {grant.holder}, which is still there")
+            if not (grant.client.left if grant.token is None else grant.given_up):
+                self.broken(f"{grant.item} was taken from {grant.client.name}, who is still there")
             grant.item.attempts -= 1
             self._end_lease(grant, "released")
             self._to(grant.item, READY)
@@ -658,6 +664,8 @@ class Partition:
             return due == (asked if asked is not None and asked > self.at else 0)
         policy = self.settings.backoff
         wait = min(policy.cap_ms, policy.base**attempts * 1000)
+        if not wait:
+            return due == 0
         low, high = wait * (1 - policy.jitter), min(policy.cap_ms, wait * (1 + policy.jitter))
         return low - 1 <= due - self.at <= high + 1
 
@@ -781,6 +789,7 @@ JUDGES: dict[int, Callable[..., None]] = {
     Event.FORGOTTEN: Partition.forgotten,
     Event.FORGOT: Partition.forgot,
     Event.KEPT: Partition.kept,
+    Event.REMEMBERED: Partition.remembered,
 }
 
 
@@ -815,6 +824,8 @@ class Model:
             if other.kind == ask.kind:
                 ask.shared = other.shared = True
         queue.flying[ask.number] = ask
+        if ask.client is not None:
+            ask.client.asks.append(ask)
         if ask.batch is not None:
             ask.batch.asks.append(ask)
         for grant in ask.grants:
@@ -822,10 +833,29 @@ class Model:
                 grant.asks.append(ask)
             ask.deadlines.append(0 if grant is None else grant.deadline)
 
+    def settle(self, client: Client) -> None:
+        """Once nobody waits under this name, what was leased to it and handed to nobody must be taken back."""
+        if not client.asks:
+            for grant in client.granted:
+                if not grant.over:
+                    grant.item.partition.orphans[grant] = None
+            client.granted.clear()
+
+    def lost(self, queue: str) -> None:
+        """The queue was closed or crashed: nobody waits any more, and what was leased to them runs out by itself."""
+        for ask in list(self.queues[queue].flying.values()):
+            self.over(ask)
+        for client in self.queues[queue].clients.values():
+            client.granted.clear()
+        for partition in self.queues[queue].partitions.values():
+            partition.orphans.clear()
+
     def over(self, ask: Ask) -> None:
         """It has been answered, or its answer was lost in a crash: it can have no further effect."""
         self.queues[ask.queue].flying.pop(ask.number, None)
         ask.answered = True
+        if ask.client is not None and ask in ask.client.asks:
+            ask.client.asks.remove(ask)
         if ask.batch is not None and ask in ask.batch.asks:
             ask.batch.asks.remove(ask)
         for grant in ask.grants:

@@ -7,7 +7,7 @@ the model has seen which it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from millpond.errors import (
@@ -21,7 +21,6 @@ from millpond.errors import (
     Unavailable,
     VersionConflict,
 )
-from millpond.history.format import decode_state
 from millpond.model import Item as Shown
 from millpond.model import (
     ItemPage,
@@ -56,8 +55,8 @@ def _broken(ask: Ask, what: str) -> NoReturn:
 
 
 def _judge_error(model: Model, ask: Ask, error: MillpondError) -> None:
-    if ask.kind in (asks.LEASE, asks.LEASE_WAIT):
-        _orphans(ask, set())
+    if ask.client is not None:
+        ask.client.left = True
     if isinstance(error, OutcomeUnknown | Closed) or ask.gone:
         return
     _unchanged(ask, str(error))
@@ -110,7 +109,7 @@ def _judge_conflict(model: Model, ask: Ask) -> None:
 def _judge_produce(model: Model, ask: Ask) -> None:
     batch, queue = ask.batch, model.queues[ask.queue]
     assert batch is not None
-    reply: list[Produced] = ask.request.value
+    reply: Sequence[Produced] = ask.request.value
     told = [(one.id, one.correlation_id, one.duplicate) for one in reply]
     batch_of_record, make = batch, batch.makes[-1] if batch.makes else None
     if batch.request_id is not None:
@@ -161,19 +160,22 @@ def _learn(ask: Ask, item: Item, correlation_id: str | None) -> None:
 
 
 def _judge_lease(model: Model, ask: Ask) -> None:
-    leased: list[LeasedItem] = ask.request.value
-    by_place = {(grant.item.id, grant.number): grant for grant in ask.granted}
-    seen: set[Grant] = set()
+    leased: Sequence[LeasedItem] = ask.request.value
+    client = ask.client
+    assert client is not None
+    by_place = {(grant.item.id, grant.number): grant for grant in client.granted}
     for one in leased:
-        grant = by_place.get((one.id, one.fencing_token))
-        if grant is None or grant in seen or grant.over == "released":
+        grant = by_place.pop((one.id, one.fencing_token), None)
+        if grant is None or grant.over == "released":
             _broken(ask, f"it was handed {one.id}, which was not leased to it")
-        seen.add(grant)
+        client.granted.remove(grant)
+        ask.handed.append(grant)
         _judge_leased(ask, grant, one)
         grant.token = one.lease
-    if len(seen) > ask.wanted:
-        _broken(ask, f"it wanted {ask.wanted} items and got {len(seen)}")
-    _orphans(ask, seen)
+    if len(ask.handed) > ask.wanted:
+        _broken(ask, f"it wanted {ask.wanted} items and got {len(ask.handed)}")
+    if any(not grant.over for grant in by_place.values()) and not client.asks[1:]:
+        client.left = True  # a part of its deliveries was in doubt for too long
 
 
 def _judge_leased(ask: Ask, grant: Grant, one: LeasedItem) -> None:
@@ -195,18 +197,11 @@ def _judge_leased(ask: Ask, grant: Grant, one: LeasedItem) -> None:
         _broken(ask, f"{item} is said to be created at {one.created_at}")
 
 
-def _orphans(ask: Ask, seen: set[Grant]) -> None:
-    """Deliveries that were made for a request and are not in its answer must be taken back."""
-    for grant in ask.granted:
-        if grant not in seen and not grant.over:
-            grant.item.partition.orphans[grant] = None
-
-
 # ---- tokens -----------------------------------------------------------------------------------------------
 
 
 def _judge_tokens(model: Model, ask: Ask) -> None:
-    results: list[Result] = ask.request.value
+    results: Sequence[Result] = ask.request.value
     if len(results) != len(ask.grants):
         _broken(ask, f"{len(results)} answers for {len(ask.grants)} tokens")
     for index, (grant, result) in enumerate(zip(ask.grants, results, strict=True)):
@@ -275,7 +270,7 @@ def _judge_state(model: Model, ask: Ask) -> None:
     if grant is None or written.version != ask.version + 1:
         _broken(ask, f"answered with {written}")
     item = grant.item
-    if not ask.stirred or item.version < written.version:
+    if not ask.stirred:
         _broken(ask, f"version {written.version} of {item} is acknowledged, but not durable")
     _learn(ask, item, written.correlation_id)
     if item.version == written.version:
@@ -301,7 +296,7 @@ def _may_be_gone(queue: Queue, ask: Ask, item_id: str) -> bool:
 
 def _judge_cancel(model: Model, ask: Ask) -> None:
     queue = model.queues[ask.queue]
-    results: list[Result] = ask.request.value
+    results: Sequence[Result] = ask.request.value
     for item_id, result in zip(ask.ids, results, strict=True):
         states = _states(queue, ask, item_id)
         items = queue.by_id.get(item_id, [])
@@ -426,6 +421,3 @@ JUDGES: dict[str, Callable[[Model, Ask], None]] = {
     asks.REDRIVE: _judge_redrive,
 }
 
-
-def decoded(document: bytes) -> object:
-    return decode_state(document)

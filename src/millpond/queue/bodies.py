@@ -35,10 +35,14 @@ class Bodies:
             self._keep(first, records, size)
 
     def insist(self, first: int, records: Records, size: int) -> None:
-        """Keep it, for its neighbours are asked for next, and let newer chunks go to make room."""
+        """Keep it, for its neighbours are asked for next, and let newer chunks go to make room.
+
+        It is kept even if others have used up the budget: a chunk a partition is the least that works well.
+        """
         while size > self._budget.left and self._chunks:
             self.drop(next(reversed(self._chunks)))
-        self.offer(first, records, size)
+        if first not in self._chunks:
+            self._keep(first, records, size)
 
     def drop(self, first: int) -> None:
         if self._chunks.pop(first, None) is not None:

@@ -1,4 +1,4 @@
-"""What a partition knows of its chunks without reading them: arrays, about 28 bytes a chunk.
+"""What a partition knows of its chunks without reading them: arrays, 30 bytes a chunk.
 
 Numbers are dense and grow, so the chunk of an item is found by bisection.
 """
@@ -11,18 +11,24 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 _COMPACT_SLACK = 1_024  # dead entries to leave before the arrays are packed
+_SPARSE = 4  # a chunk is rewritten when less than one in so many of its stored records is live
 
 
 class Chunks:
-    __slots__ = ("_counts", "_created", "_dead", "_deadlines", "_expired_at", "_expiry", "_firsts", "_live")
+    __slots__ = (
+        *("_counts", "_created", "_dead", "_deadlines", "_expired_at", "_expiry", "_firsts", "_live", "_stored"),
+        "sparse",
+    )
 
     def __init__(self) -> None:
         self._firsts = array("q")
         self._counts = array("H")
         self._live = array("H")
+        self._stored = array("H")  # records that the chunk's body still has
         self._created = array("q")
         self._deadlines = array("q")
         self._dead = 0
+        self.sparse: set[int] = set()  # chunks (by first) that are worth rewriting
         # One heap entry (deadline << 64 | first) for each stretch of chunks whose deadlines do not fall: with a
         # steady expire_timeout that is one entry in all.
         self._expiry: list[int] = []
@@ -34,6 +40,7 @@ class Chunks:
         self._firsts.append(first)
         self._counts.append(count)
         self._live.append(count)
+        self._stored.append(count)
         self._created.append(created)
         self._deadlines.append(deadline)
 
@@ -72,6 +79,9 @@ class Chunks:
             self._live[index] = left
             if not left:
                 drops.append(self._firsts[index])
+                self.sparse.discard(self._firsts[index])
+            elif left * _SPARSE < self._stored[index]:
+                self.sparse.add(self._firsts[index])
             count -= here
             first += here
             index += 1
@@ -79,6 +89,15 @@ class Chunks:
         if self._dead > _COMPACT_SLACK and self._dead * 2 > len(self._firsts):
             self._compact()
         return drops
+
+    def rewritten(self, first: int) -> None:
+        """The body has only the records of live items now."""
+        index = self._index(first)
+        self._stored[index] = self._live[index]
+        self.sparse.discard(first)
+
+    def span(self, first: int) -> range:
+        return range(first, first + self._counts[self._index(first)])
 
     def next_deadline(self) -> int | None:
         return self._expiry[0] >> 64 if self._expiry else None
@@ -101,22 +120,20 @@ class Chunks:
                 index += 1
         return expired
 
-    def sparse(self, number: int, share: int) -> bool:
-        """Whether less than one in `share` of the chunk's items is left."""
-        index = self._index(number)
-        return 0 < self._live[index] * share < self._counts[index]
-
     def dump(self) -> tuple[bytes, ...]:
         self._compact()
-        columns = (self._firsts, self._counts, self._live, self._created, self._deadlines)
+        columns = (self._firsts, self._counts, self._live, self._stored, self._created, self._deadlines)
         return tuple(column.tobytes() for column in columns)
 
     @classmethod
     def load(cls, columns: tuple[bytes, ...]) -> Chunks:
         chunks = cls()
-        mine = (chunks._firsts, chunks._counts, chunks._live, chunks._created, chunks._deadlines)
+        mine = (chunks._firsts, chunks._counts, chunks._live, chunks._stored, chunks._created, chunks._deadlines)
         for column, stored in zip(mine, columns, strict=True):
             column.frombytes(stored)
+        for first, live, kept in zip(chunks._firsts, chunks._live, chunks._stored, strict=True):
+            if live * _SPARSE < kept:
+                chunks.sparse.add(first)
         chunks._find_stretches()
         return chunks
 
@@ -133,6 +150,7 @@ class Chunks:
         self._firsts = array("q", [self._firsts[i] for i in keep])
         self._counts = array("H", [self._counts[i] for i in keep])
         self._live = array("H", [self._live[i] for i in keep])
+        self._stored = array("H", [self._stored[i] for i in keep])
         self._created = array("q", [self._created[i] for i in keep])
         self._deadlines = array("q", [self._deadlines[i] for i in keep])
         self._dead = 0

@@ -235,6 +235,7 @@ class Lane:
         self.sent: set[int] = set()
         self.confirming: set[bytes] = set()
         self.resend_at = 0
+        self.compacting = False  # a sparse chunk is being rewritten
         self.full = False
         self.failures = 0
         self.error: str | None = None
@@ -319,7 +320,7 @@ class Lane:
         draft, partition = self.draft, self.partition
         self.draft = Draft()
         turn = None
-        if partition.events or draft.documents:
+        if partition.events or draft.documents or draft.chunks:
             turn = self._turn(draft, now, settings)
         else:
             partition.turn -= 1
@@ -400,6 +401,7 @@ class Lane:
         self.status = Status.OPEN
         self.sent.clear()
         self.confirming.clear()
+        self.compacting = False
 
 
 def _pieces(records: list[bytes | Record], size: int) -> list[list[bytes | Record]]:

@@ -12,11 +12,13 @@ the unit to have more of: each with partitions of its own, behind the same name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from heapq import heappop
 from random import Random
 
-from millpond.errors import Closed, DiskFull, MillpondError
+from millpond.errors import Closed, DiskFull, InternalError, MillpondError
 from millpond.model import QueueDefinition
+from millpond.queue.compaction import compact
 from millpond.queue.dispatch import assign_leases, assign_produces, give_back
 from millpond.queue.holders import TokenPart, assign_tokens, seal_completes
 from millpond.queue.lane import CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
@@ -75,6 +77,11 @@ class LogicalQueue:
         for lane in self.state.lanes.values():
             if lane.known:
                 lane.partition.dedup_window = definition.settings.dedup_window_ms
+
+    @property
+    def now(self) -> int:
+        """The latest instant it has seen, that on disk included."""
+        return self._now
 
     def tick(self, now: int) -> int | None:
         """Do all that can be done now; returns when there will be more, None if only a request can tell."""
@@ -144,6 +151,7 @@ class LogicalQueue:
             lane.draft.parts += parts
             run_lifecycle(state, lane, now)
             send_transfers(state, lane, now)
+            compact(lane)
         assign_arrives(state, now)
         assign_produces(state, now)
         for lane in state.free_lanes():
@@ -174,7 +182,10 @@ class LogicalQueue:
         state = self.state
         if not self._leasable_soon():
             for lease in state.waiters.pop_due(now):
-                lease.answer([])
+                if any(lane.status == Status.OPEN for lane in state.lanes.values()):
+                    lease.answer([])
+                else:
+                    lease.fail(away(self._culprit(), issued=False))
         for lane in state.lanes.values():
             if not lane.free and lane.waiting:
                 self._fail_late(lane, lane.waiting, now, issued=False)
@@ -186,10 +197,13 @@ class LogicalQueue:
                 request.fail(away(self._culprit(), issued=False))
 
     def _leasable_soon(self) -> bool:
-        """Whether a busy lane has items that a lease whose wait is over should still get."""
+        """Whether a busy lane has items, or may have, that a lease whose wait is over should still get."""
         if self.state.definition.paused:
             return False
-        return any(lane.job and lane.known and lane.partition.ready.count for lane in self.state.lanes.values())
+        return any(
+            isinstance(lane.job, LoadJob) or (lane.job and lane.known and lane.partition.ready.count)
+            for lane in self.state.lanes.values()
+        )
 
     def _fail_late(self, lane: Lane, parts: list[Part], now: int, *, issued: bool) -> None:
         late = [part for part in parts if part.deadline() <= now]
@@ -210,6 +224,8 @@ class LogicalQueue:
         """A job has ended: answer those who waited for it. A tick must follow."""
         now = self._now = max(now, self._now)
         lane = job.lane
+        if lane.job is not job:  # one from before a panic
+            return
         lane.job = None
         if isinstance(job, LoadJob):
             self._finish_load(lane, job, now)
@@ -270,6 +286,26 @@ class LogicalQueue:
             for part in doubt.draft.parts:
                 part.again(lane)
 
+    def panic(self, error: Exception, now: int) -> None:
+        """After an exception in the loop no memory is trusted: answer everyone, and load every lane again."""
+        trouble = InternalError(f"millpond has a bug ({type(error).__name__}: {error}); please report it")
+        state = self.state
+        waiting: list[Request] = [*self._inbox, *state.produces, *state.arrives, *state.waiters.pop_all()]
+        self._inbox, state.produces, state.arrives, state.sleepers = [], [], [], []
+        self.jobs = []
+        for lane in state.lanes.values():
+            parts = [*lane.waiting, *lane.draft.parts]
+            if isinstance(lane.job, TurnJob):
+                parts += lane.job.draft.parts
+            lane.waiting, lane.job, lane.doubt = [], None, None
+            lane.failed(error, now)
+            for part in parts:
+                with suppress(Exception):  # it may be the one that is broken
+                    part.fail(trouble)
+        for request in waiting:
+            if not request.answered:
+                request.fail(trouble)
+
     # ---- waking and closing -------------------------------------------------------------------------------
 
     def _next_wake(self, now: int) -> int | None:
@@ -279,7 +315,7 @@ class LogicalQueue:
             if lane.free:
                 if (at := next_wake(lane.partition)) is not None:
                     wakes.append(at)
-                if lane.waiting:
+                if lane.waiting or (lane.partition.chunks.sparse and not lane.compacting):
                     wakes.append(now)
                 if len(lane.partition.moving) > len(lane.sent) or len(lane.partition.confirming) > len(lane.confirming):
                     wakes.append(max(now, lane.resend_at))
@@ -309,7 +345,8 @@ class LogicalQueue:
             self._inbox or self._settled or self.jobs or state.produces or state.arrives or state.outbox
             or len(state.waiters) or state.sleepers
             or any(
-                not lane.free or lane.waiting or lane.full or lane.partition.moving or lane.partition.confirming
+                not lane.free or lane.waiting or lane.compacting or lane.full
+                or lane.partition.moving or lane.partition.confirming
                 for lane in state.lanes.values()
             )
         )  # fmt: skip

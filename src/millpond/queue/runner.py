@@ -7,6 +7,7 @@ for the next turn. A store that does not block (memory) is run on the loop itsel
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,9 @@ from millpond.model import QueueDefinition
 from millpond.queue.lane import Job, Lane
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.requests import Arrive, Forget, Request
+
+log = logging.getLogger("millpond.queue")
+PANIC_PAUSE_MS = 100  # so that a bug that repeats itself does not take the whole core
 
 
 class CommitThread:
@@ -97,12 +101,23 @@ class Runner:
         self._tick_asked = False
         if self.queue.closing:
             return
-        wake_at = self.queue.tick(self._clock.now())
+        try:
+            wake_at = self.queue.tick(self._clock.now())
+        except Exception as error:
+            self._panic(error)
+            return
         self._run_jobs()
         outbox, self.queue.state.outbox = self.queue.state.outbox, []
         for request in outbox:
             self._send(self, request)
         self._set_timer(wake_at)
+
+    def _panic(self, error: Exception) -> None:
+        """A bug of ours: say so to all who wait, and start again from what is on disk."""
+        name = self.queue.state.definition.name
+        log.error("queue %s failed; its partitions are loaded again", name, exc_info=error)
+        self.queue.panic(error, self._clock.now())
+        self._set_timer(self._clock.now() + PANIC_PAUSE_MS)
 
     def _set_timer(self, wake_at: int | None) -> None:
         if self._timer is not None:
@@ -133,7 +148,12 @@ class Runner:
         self._loop.call_soon_threadsafe(self._finish, job)
 
     def _finish(self, job: Job) -> None:
-        self.queue.finish(job, self._clock.now())
+        try:
+            self.queue.finish(job, self._clock.now())
+        except Exception as error:
+            self._panic(error)
+            return
+        self._clock.at_least(self.queue.now)
         if self.queue.closing:
             self._close_step()
         else:

@@ -1,0 +1,640 @@
+"""One simulated world from one seed: two queues, their stores, a clock, callers, and all that can go wrong.
+
+The production queue code runs unchanged, driven as its runner drives it: `submit`, `tick` when something came in or
+the instant that the last tick named has come, jobs run and finished later, in any order between the lanes. Nothing here
+reads a clock or depends on the order of hashes: a seed always gives the same run.
+
+An operation is a request that was submitted or a fault that was applied.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from functools import partial
+from random import Random
+
+from msgspec.structs import replace
+
+from millpond.clock import ManualClock
+from millpond.model import Backoff, PartitionDefinition, QueueDefinition, QueueSettings
+from millpond.queue import lane as lane_module
+from millpond.queue import operations as operations_module
+from millpond.queue import transfer as transfer_module
+from millpond.queue.bodies import BODY_BYTES_MAX, Bodies, Budget
+from millpond.queue.lane import Job, Lane, LoadJob, Status
+from millpond.queue.logical import LogicalQueue
+from millpond.queue.requests import Arrive, Forget, Lease, Request
+from millpond.store.base import Turn
+from millpond.store.memory import MemoryStores
+from tests.sim import asks, faults
+from tests.sim.asks import Ask
+from tests.sim.consumers import Consumers
+from tests.sim.faults import FaultyStore, Pairs
+from tests.sim.model import CANCELLED, COMPLETED, DEAD, Grant, Model, Violation
+from tests.sim.replies import judge
+
+TICKS_MAX = 200  # at one instant: more is a loop that would burn a core
+DRAIN_ROUNDS = 3_000  # after the faults; far more than the slowest backoff needs
+START = 1_700_000_000_000
+NEVER = 1 << 62
+
+
+class Live:
+    """A loaded queue. `epoch` tells it from the one before a crash."""
+
+    def __init__(self, queue: LogicalQueue, name: str) -> None:
+        self.queue = queue
+        self.name = name
+        self.wake: int | None = None
+        self.dirty = True
+        self.closing = False
+        self.flying: dict[Request, Ask] = {}
+        self.leases: dict[Request, Ask] = {}
+        self.answered: deque[Ask] = deque(maxlen=4)  # leases whose answer may not have been delivered
+
+
+class Pending:
+    """A job on its way: run in one round, finished in that or a later one."""
+
+    __slots__ = ("definition", "finish_round", "job", "live", "ran", "run_round", "slow")
+
+    def __init__(self, live: Live, job: Job, definition: QueueDefinition) -> None:
+        self.live = live
+        self.job = job
+        self.definition = definition  # what was in force when the job was made
+        self.ran = False
+        self.slow = False
+        self.run_round = 0
+        self.finish_round = 0
+
+
+class World:
+    def __init__(self, seed: int, ops: int) -> None:
+        self.rng = Random(seed)
+        self.ops_max = ops
+        self.ops = 0
+        self.round = 0
+        self.pairs = Pairs()
+        self.clock = ManualClock(START)
+        self._knobs()
+        self.definitions = {"q": self._definition("q", dead_queue="d"), "d": self._definition("d", dead_queue=None)}
+        self.model = Model(self.definitions.values())
+        self.memory = MemoryStores()
+        self.stores: dict[tuple[str, int], FaultyStore] = {}
+        for name, one in self.definitions.items():
+            for part in one.partitions:
+                inner = self.memory.open(one.incarnation, part.partition, "full")
+                committed = partial(self._committed, name, part.partition)
+                self.stores[name, part.partition] = FaultyStore(inner, committed)
+        self.consumers = {name: Consumers(name, self.model, self.rng) for name in self.definitions}
+        self.lives: dict[str, Live] = {}
+        self.pendings: list[Pending] = []
+        self.mail: list[tuple[int, Live, Arrive | Forget, bool]] = []  # round, sender, letter, whether it is answered
+        self.calm = False  # no more faults
+        self._replies: list[tuple[Live, Request]] = []
+        self._broken: Exception | None = None
+        self._current: QueueDefinition | None = None
+        self._lane_faults: dict[tuple[str, int], str] = {}  # why a lane is away
+        self._slow_next: set[tuple[str, int]] = set()
+        self._relief: list[tuple[int, str, int]] = []  # round, queue, partition of a full disk
+        self._resume: dict[str, int] = {}
+        self._fresh: list[tuple[str, str]] = []  # kind and queue of changes of settings that no tick has seen yet
+        self._open_all()
+
+    # ---- what a world is made of --------------------------------------------------------------------------
+
+    def _knobs(self) -> None:
+        """Bounds of the engine, made so small that a short run meets them."""
+        rng = self.rng
+        lane_module.SNAPSHOT_ROWS = rng.choice((1, 7, 40, 20_000))
+        lane_module.CHUNK_ITEMS_MAX = rng.choice((2, 4, 1_000))
+        lane_module.TRIM_INTERVAL_MS = rng.choice((1_000, 60_000))
+        operations_module.SCAN_BATCH = rng.choice((2, 5, 500))
+        transfer_module.TRANSFER_BATCH = rng.choice((1, 3, 500))
+        self.body_bytes = rng.choice((0, 300, BODY_BYTES_MAX))
+
+    def _definition(self, name: str, dead_queue: str | None) -> QueueDefinition:
+        rng = self.rng
+        partitions = rng.choice((3, 3, 4))
+        fate = rng.random()
+        settings = QueueSettings(
+            lease_timeout_ms=rng.choice((1_000, 5_000, 30_000)),
+            expire_timeout_ms=rng.choice((15_000, 120_000, 14 * 86_400_000)),
+            max_attempts=rng.choice((0, 1, 2, 3, 5)),
+            dead_queue=dead_queue if fate < 0.65 else None,
+            dead="delete" if fate > 0.9 else "keep",
+            backoff=self._backoff(),
+            dedup_window_ms=rng.choice((0, 2_000, 20_000, 300_000)),
+            completed_retention_ms=rng.choice((0, 0, 3_000, 30_000)),
+            journal_retention_ms=rng.choice((600_000, 7 * 86_400_000)),
+        )
+        return QueueDefinition(
+            name=name,
+            incarnation=f"inc{name}",
+            settings=settings,
+            partitions=tuple(PartitionDefinition(partition=index) for index in range(partitions)),
+            created_at=START,
+            updated_at=START,
+        )
+
+    def _backoff(self) -> Backoff:
+        return Backoff(base=self.rng.choice((1.0, 2.0)), cap_ms=self.rng.choice((0, 3_000, 8_000)), jitter=self.rng.choice((0.0, 0.3)))  # fmt: skip
+
+    def _open_all(self) -> None:
+        self.budget = Budget(self.body_bytes)
+        for name in self.definitions:
+            self._open(name)
+
+    def _open(self, name: str) -> None:
+        one = self.definitions[name]
+        self.model.lost(name)
+        if len(one.partitions) > 3 and self.rng.random() < 0.4:  # the last one is to be drained, or back in use
+            last = one.partitions[-1]
+            one = replace(one, partitions=(*one.partitions[:-1], replace(last, read_only=not last.read_only)))
+            self.definitions[name] = one
+        lanes = []
+        for part in one.partitions:
+            self.model.queues[name].partitions[part.partition].read_only = part.read_only
+            store = self.stores[name, part.partition]
+            store.inner.close()
+            store.reserve = True
+            lanes.append(Lane(part, store, Bodies(self.budget)))
+        rng = Random(self.rng.random())
+        queue = LogicalQueue(one, lanes, rng, self.definitions.__contains__, self.clock.now())
+        self.lives[name] = Live(queue, name)
+
+    # ---- the run ------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Raises Violation."""
+        try:
+            while self.ops < self.ops_max:
+                self._round()
+            self._drain()
+        except Violation:
+            raise
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = "".join(traceback.format_exception(error))
+            raise Violation(f"{type(error).__name__} in {where.name}: {error}\n{text}") from error
+
+    def _round(self) -> None:
+        rng = self.rng
+        self._pass_time()
+        for _ in range(rng.choice((1, 1, 2, 3, 5, 8))):
+            self._submit("q" if rng.random() < 0.75 else "d")
+        while rng.random() < 0.2:
+            self._fault()
+        self._end_faults()
+        self._settle_round()
+
+    def _pass_time(self) -> None:
+        rng, dice = self.rng, self.rng.random()
+        if dice < 0.5:
+            self.clock.advance(rng.randrange(20))
+        elif dice < 0.8:
+            self.clock.advance(rng.randrange(300))
+        elif dice < 0.88:
+            self.clock.advance(rng.randrange(3_000))
+        elif dice < 0.98:
+            self._to_next_alarm()
+        else:
+            self.clock.advance(rng.randrange(20_000))
+        self.model.now = max(self.model.now, self.clock.now())
+
+    def _to_next_alarm(self) -> None:
+        """Just before, at, or just after the next instant at which something is due."""
+        now = self.clock.now()
+        instants = [
+            partition.alarms[0][0]
+            for queue in self.model.queues.values()
+            for partition in queue.partitions.values()
+            if partition.alarms
+        ]
+        if instants:
+            step = min(instants) - now + self.rng.choice((-1, 0, 1))
+            self.clock.advance(min(max(step, 0), 10_000))
+
+    # ---- requests -----------------------------------------------------------------------------------------
+
+    def _submit(self, name: str) -> None:
+        if self.rng.random() < 0.03:
+            self._configure(name)
+            return
+        self._send(self.consumers[name].next(self.clock.now()))
+
+    def _send(self, ask: Ask) -> None:
+        live = self.lives[ask.queue]
+        self.ops += 1
+        for fault in self._in_force(ask.queue):
+            self.pairs.hit(ask.kind, fault)
+        live.flying[ask.request] = ask
+        if isinstance(ask.request, Lease):
+            live.leases[ask.request] = ask
+        ask.request.done = partial(self._replied, live)
+        live.queue.submit(ask.request, self.clock.now())
+        ask.at = ask.request.at
+        self.model.asked(ask)
+        live.dirty = True
+        self._judge_replies()
+
+    def _replied(self, live: Live, request: Request) -> None:
+        self._replies.append((live, request))
+
+    def _judge_replies(self, at_rest: frozenset[int] = frozenset()) -> None:
+        replies, self._replies = self._replies, []
+        for live, request in replies:
+            ask = live.flying.pop(request, None)
+            if ask is None:
+                raise Violation(f"{type(request).__name__} was answered twice")
+            live.leases.pop(request, None)
+            if ask.kind == asks.STATS:
+                ask.states = at_rest  # type: ignore[assignment]
+            judge(self.model, ask)
+            self.model.over(ask)
+            if ask.client is not None:
+                self.model.settle(ask.client)
+                if ask.handed:
+                    self.consumers[ask.queue].took(ask.handed)
+                    live.answered.append(ask)
+
+    def _configure(self, name: str) -> None:
+        """New settings, written to the registry before they are used, as the service does."""
+        rng, one = self.rng, self.definitions[name]
+        self.ops += 1
+        for fault in self._in_force(name):
+            self.pairs.hit(asks.CONFIGURE, fault)
+        self._fresh.append((asks.CONFIGURE, name))
+        settings = one.settings
+        dice = rng.random()
+        if dice < 0.3:
+            settings = replace(settings, max_attempts=rng.choice((0, 1, 2, 5)))
+        elif dice < 0.5:
+            settings = replace(settings, lease_timeout_ms=rng.choice((500, 5_000)))
+        elif dice < 0.7:
+            settings = replace(settings, backoff=self._backoff())
+        elif dice < 0.85:
+            settings = replace(settings, completed_retention_ms=rng.choice((0, 2_000)))
+        elif name == "q":
+            target = None if settings.dead_queue else "d"
+            settings = replace(settings, dead_queue=target, dead=rng.choice(("keep", "delete")))
+        self._reconfigure(name, replace(one, settings=settings))
+
+    def _reconfigure(self, name: str, one: QueueDefinition) -> None:
+        self.definitions[name] = one
+        self.lives[name].queue.configure(one)
+        self.lives[name].dirty = True
+
+    # ---- faults -------------------------------------------------------------------------------------------
+
+    def _in_force(self, name: str) -> list[str]:
+        found = set()
+        for (queue, index), store in self.stores.items():
+            if queue == name:
+                found.update(store.in_force)
+                if self.lives[name].queue.state.lanes[index].status != Status.OPEN and (queue, index) in self._lane_faults:  # fmt: skip
+                    found.add(self._lane_faults[queue, index])
+        if any(pending.slow and pending.live.name == name for pending in self.pendings):
+            found.add(faults.COMMIT_SLOW)
+        if self.definitions[name].paused:
+            found.add(faults.PAUSED)
+        if self.lives[name].closing:
+            found.add(faults.CLOSE)
+        return sorted(found)
+
+    def _happened(self, fault: str, *names: str) -> None:
+        """A fault was applied: it is met by all that is in flight in these queues."""
+        self.ops += 1
+        for name in names:
+            for ask in self.lives[name].flying.values():
+                self.pairs.hit(ask.kind, fault)
+            for kind, queue in self._fresh:
+                if queue == name:
+                    self.pairs.hit(kind, fault)
+
+    def _fault(self) -> None:
+        rng = self.rng
+        name = "q" if rng.random() < 0.7 else "d"
+        index = rng.randrange(len(self.definitions[name].partitions))
+        store = self.stores[name, index]
+        fault = rng.choice(faults.FAULTS)
+        if fault in (faults.COMMIT_FAILED, faults.COMMIT_UNREPORTED):
+            store.commit_fault = self._lane_faults[name, index] = fault
+            self._happened(fault, name)
+        elif fault == faults.READ_FAILED:
+            store.read_faults = rng.choice((1, 1, 3))
+            self._lane_faults[name, index] = fault
+            self._happened(fault, name)
+        elif fault == faults.RECOVER_FAILED:
+            store.recover_faults = rng.choice((1, 2, 6))
+            store.commit_fault = self._lane_faults[name, index] = faults.COMMIT_FAILED
+            self._happened(fault, name)
+        elif fault == faults.DISK_FULL:
+            for other in range(len(self.definitions[name].partitions)):
+                if other == index or rng.random() < 0.5:
+                    self.stores[name, other].full = True
+                    self.stores[name, other].brimful = rng.random() < 0.25
+                    self._relief.append((self.round + rng.choice((3, 20, 80)), name, other))
+            self._happened(fault, name)
+        elif fault == faults.COMMIT_SLOW:
+            self._slow_next.add((name, index))
+            self._happened(fault, name)
+        elif fault == faults.CRASH:
+            if rng.random() < 0.5:
+                self._crash()
+        elif fault == faults.CLOSE:
+            if rng.random() < 0.4 and not self.lives[name].closing:
+                self._close(name)
+        elif fault == faults.CLOCK_FORWARDS:
+            self._happened(fault, *self.lives)
+            self.clock.step(rng.choice((1, 1_000, 10_000, 400_000)) if rng.random() < 0.5 else rng.randrange(2_000))
+        elif fault == faults.CLOCK_BACK:
+            self._happened(fault, *self.lives)
+            self.clock.step(-rng.choice((1, 1_000, 60_000, 86_400_000)))
+        elif fault == faults.WAITER_GONE:
+            self._withdraw(name)
+        elif fault == faults.PAUSED:
+            self._happened(fault, name)
+            self._resume[name] = self.round + rng.choice((2, 10, 40))
+            self._reconfigure(name, replace(self.definitions[name], paused=True))
+        self.model.now = max(self.model.now, self.clock.now())
+
+    def _withdraw(self, name: str) -> None:
+        live = self.lives[name]
+        if not live.flying:
+            return
+        if live.answered and self.rng.random() < 0.3:
+            self._undeliver(live, self.rng.choice(live.answered))
+            return
+        chosen = live.leases if live.leases and self.rng.random() < 0.9 else live.flying
+        ask = self.rng.choice(list(chosen.values()))
+        ask.gone = True
+        if ask.client is not None:
+            ask.client.left = True
+        self._happened(faults.WAITER_GONE, name)
+        live.queue.withdraw(ask.request)
+        live.dirty = True
+        self._judge_replies()
+
+    def _undeliver(self, live: Live, ask: Ask) -> None:
+        """The caller of a lease has gone after the answer was made and before it was written."""
+        live.answered.remove(ask)
+        self._happened(faults.WAITER_GONE, live.name)
+        for grant in ask.handed:
+            grant.given_up = True
+            if not grant.over:
+                grant.item.partition.orphans[grant] = None
+        live.queue.withdraw(ask.request)
+        live.dirty = True
+
+    def _end_faults(self) -> None:
+        for entry in [entry for entry in self._relief if entry[0] <= self.round]:
+            self._relief.remove(entry)
+            store = self.stores[entry[1], entry[2]]
+            store.full = store.brimful = False
+        for name in [name for name, at in self._resume.items() if at <= self.round]:
+            del self._resume[name]
+            self._reconfigure(name, replace(self.definitions[name], paused=False))
+
+    def _crash(self) -> None:
+        """Memory is gone; each commit under way either happened or not."""
+        self._happened(faults.CRASH, *self.lives)
+        for pending in self.pendings:
+            if not pending.ran and self.rng.random() < 0.5:
+                self._run(pending)
+        self.pendings.clear()
+        self.mail.clear()
+        self._replies.clear()
+        elapsed = self.clock.now() + self.rng.choice((0, 10, 3_000, -500, -60_000))
+        self.clock = ManualClock(elapsed)
+        self._open_all()
+
+    def _close(self, name: str) -> None:
+        live = self.lives[name]
+        self._happened(faults.CLOSE, name)
+        live.closing = True
+        self._close_on(live)
+
+    def _close_on(self, live: Live) -> None:
+        live.queue.close(self.clock.now())
+        self._collect(live)
+        self._judge_replies()
+        if live.queue.closed:
+            if live.flying:
+                raise Violation(f"{live.name} was closed without an answer to {list(live.flying.values())}")
+            self.mail = [entry for entry in self.mail if entry[1] is not live]
+            self._open(live.name)
+
+    # ---- the machinery ------------------------------------------------------------------------------------
+
+    def _settle_round(self) -> None:
+        """Do all that this round has time for; slower jobs and letters wait for a later one."""
+        self.round += 1
+        for _ in range(TICKS_MAX):
+            moved = self._deliver()
+            for live in list(self.lives.values()):
+                moved = self._tick(live) or moved
+            moved = self._work() or moved
+            if not moved:
+                self._fresh.clear()
+                return
+        raise Violation("the queue never comes to rest at one instant")
+
+    def _tick(self, live: Live) -> bool:
+        now = self.clock.now()
+        if live.closing or not (live.dirty or (live.wake is not None and live.wake <= now)):
+            return False
+        lanes = live.queue.state.lanes
+        at_rest = frozenset(index for index, lane in lanes.items() if lane.free)
+        live.dirty = False
+        live.wake = live.queue.tick(now)
+        self._collect(live)
+        self._judge_replies(at_rest)
+        self._check_rest(live, now)
+        return True
+
+    def _check_rest(self, live: Live, now: int) -> None:
+        """After a tick: nothing due is left in a lane that could do it, and nobody sleeps beside a leasable item."""
+        partitions = self.model.queues[live.name].partitions
+        asleep = None
+        if not live.queue.state.definition.paused:
+            asleep = next((a for a in live.leases.values() if not a.gone and not a.request.parts), None)  # type: ignore[attr-defined]  # fmt: skip
+        for index, lane in live.queue.state.lanes.items():
+            if lane.free:
+                partitions[index].overdue(now)
+                if asleep is not None and partitions[index].ready_count():
+                    raise Violation(f"{asleep} waits beside {partitions[index].ready_count()} items of {live.name}")
+        if not any(pending.live is live for pending in self.pendings):
+            for request, ask in live.flying.items():
+                if isinstance(request, Lease) and request.until <= now and not request.parts:
+                    raise Violation(f"{ask} was to be answered at {request.until}; it is {now}")
+                if request.deadline < now and ask.kind not in (asks.REDRIVE, asks.LEASE, asks.LEASE_WAIT):
+                    raise Violation(f"{ask} was to be answered at {request.deadline}; it is {now}")
+
+    def _collect(self, live: Live) -> None:
+        """Take the jobs and letters that the queue has left for its owner."""
+        rng = self.rng
+        jobs, live.queue.jobs = live.queue.jobs, []
+        for job in jobs:
+            pending = Pending(live, job, live.queue.state.definition)
+            place = (live.name, job.lane.index)
+            if place in self._slow_next and not isinstance(job, LoadJob):
+                self._slow_next.discard(place)
+                pending.slow = True
+            hurry = 0 if rng.random() < 0.6 else rng.randrange(4)
+            pending.run_round = self.round + (rng.randrange(5, 40) if pending.slow else hurry)
+            pending.finish_round = pending.run_round + (0 if rng.random() < 0.7 else rng.randrange(4))
+            self.pendings.append(pending)
+        outbox, live.queue.state.outbox = live.queue.state.outbox, []
+        for letter in outbox:
+            self.mail.append((self._later(), live, letter, False))
+
+    def _later(self) -> int:
+        return self.round + (0 if self.rng.random() < 0.6 else self.rng.randrange(6))
+
+    def _deliver(self) -> bool:
+        due = [entry for entry in self.mail if entry[0] <= self.round]
+        if not due:
+            return False
+        self.mail = [entry for entry in self.mail if entry[0] > self.round]
+        for _, sender, letter, answered in due:
+            if answered:
+                sender.queue.settle(letter)
+                sender.dirty = True
+            else:
+                target = self.lives[letter.target]
+                letter.done = partial(self._answered, sender)
+                target.queue.submit(letter, self.clock.now())
+                target.dirty = True
+        return True
+
+    def _answered(self, sender: Live, letter: Arrive | Forget) -> None:
+        if self.lives[sender.name] is sender:
+            self.mail.append((self._later(), sender, letter, True))
+
+    def _work(self) -> bool:
+        """Run and finish the jobs whose round has come, in any order."""
+        due = [pending for pending in self.pendings if pending.run_round <= self.round]
+        if len(due) > 1:
+            self.rng.shuffle(due)
+        moved = False
+        for pending in due:
+            if not pending.ran:
+                self._run(pending)
+            if pending.finish_round <= self.round:
+                self._finish(pending)
+                moved = True
+        return moved
+
+    def _run(self, pending: Pending) -> None:
+        self._current = pending.definition
+        pending.ran = True
+        pending.job.run()
+        if self._broken is not None:
+            raise self._broken
+
+    def _committed(self, name: str, index: int, turn: Turn) -> None:
+        assert self._current is not None
+        try:
+            self.model.queues[name].partitions[index].commit(turn, self._current)
+        except Exception as error:  # a job takes what its store raises for a failure: keep it for ourselves
+            self._broken = error
+
+    def _finish(self, pending: Pending) -> None:
+        self.pendings.remove(pending)
+        live = pending.live
+        live.queue.finish(pending.job, self.clock.now())
+        live.dirty = True
+        if isinstance(pending.job, LoadJob) and pending.job.partition is not None:
+            self.clock.at_least(pending.job.partition.at)
+        self._judge_replies()
+        if live.closing:
+            self._close_on(live)
+
+    # ---- the end ------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """No more faults: everything must come out, be completed, and be accounted for."""
+        self._calm_down()
+        for _ in range(DRAIN_ROUNDS):
+            if not self._unsettled():
+                break
+            for name in self.lives:
+                self._drain_queue(name)
+            self._settle_round()
+            self._pass_until_next()
+        else:
+            raise Violation(f"after all faults had ended these stayed: {self._unsettled()[:5]}")
+        self._compare()
+        self._crash()
+        self._settle_round()
+        self._hurry()
+        self._compare()
+
+    def _calm_down(self) -> None:
+        self._relief.clear()
+        self._resume.clear()
+        self._slow_next.clear()
+        for store in self.stores.values():
+            store.heal()
+        for name, one in self.definitions.items():
+            self._reconfigure(name, replace(one, paused=False))
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Let everything that is under way end now."""
+        while self.pendings or self.mail:
+            self.round += 50
+            self._settle_round()
+
+    def _drain_queue(self, name: str) -> None:
+        consumers, live = self.consumers[name], self.lives[name]
+        if live.closing:
+            return
+        held: list[Grant] = [grant for grant in consumers.held if not grant.over]
+        consumers.held = []
+        if held:
+            self._send(consumers.completing(held))
+        if any(one.ready_count() for one in self.model.queues[name].partitions.values()) and not live.leases:
+            self._send(consumers.leasing(asks.LEASE, 0, 50, None))
+
+    def _pass_until_next(self) -> None:
+        wakes = [live.wake for live in self.lives.values() if live.wake is not None]
+        wait = min(wakes, default=self.clock.now() + 1_000) - self.clock.now()
+        self.clock.advance(min(max(wait, 1), 60_000))
+        self.model.now = max(self.model.now, self.clock.now())
+
+    def _unsettled(self) -> list[object]:
+        """What is not at its end: items on their way, and requests without an answer."""
+        found: list[object] = [
+            item
+            for queue in self.model.queues.values()
+            for partition in queue.partitions.values()
+            for item in partition.items.values()
+            if item.state not in (DEAD, COMPLETED, CANCELLED) or item.moving_to is not None
+        ]
+        for live in self.lives.values():
+            found += live.flying.values()
+            if live.closing:
+                found.append(live)
+        return found
+
+    def _compare(self) -> None:
+        """All that the queues say of themselves is what the model knows, and their stores hold nothing else."""
+        for name, live in self.lives.items():
+            for ask in self.consumers[name].review():
+                self._send(ask)
+                self._settle_round()
+                self._hurry()
+                if ask.request in live.flying:
+                    raise Violation(f"{ask} has no answer")
+                if ask.request.error is not None:
+                    raise Violation(f"{ask} was refused: {ask.request.error}")
+        for (name, index), store in self.stores.items():
+            items = self.model.queues[name].partitions[index].items
+            problems = store.check()
+            contents = self.memory._room.partitions[self.definitions[name].incarnation, index]
+            stray = [key >> 2 for key in contents.docs if key >> 2 not in items]
+            if problems or stray:
+                raise Violation(f"{name}/{index}: {problems}, documents of items that are gone: {stray}")
