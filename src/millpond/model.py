@@ -27,6 +27,7 @@ TOKEN_BATCH_MAX = 1_000  # as many as one lease can hand out
 PAYLOAD_BYTES_MAX = 1 << 20  # larger things belong in an object store, with a reference here
 PRODUCE_BYTES_MAX = 16 << 20  # the bound on one request's payloads together
 STATE_DOC_BYTES_MAX = 64 << 10  # a note between attempts, rewritten whole on every write
+STATE_DOC_DEPTH_MAX = 100  # what was encoded must be decodable anywhere, and decoders recurse
 ERROR_CHARS_MAX = 4_096  # longer error texts are cut: the head says what failed
 STRING_MAX = 1_024  # kind, encoding, reference, client_id
 KEY_MAX = 1_024  # deduplication keys are hashed, but must be read from requests

@@ -12,7 +12,7 @@ import pytest
 
 from millpond.model import QueueDefinition, QueueSettings
 from millpond.store import sqlite
-from millpond.store.base import Chunk, Store, StoreFailed, Turn
+from millpond.store.base import Chunk, Store, StoreFailed
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
 from tests.conformance.stores import chunk, turn
 

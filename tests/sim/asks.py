@@ -25,7 +25,7 @@ KINDS = (
 class Batch:
     """The content of a produce, which may be sent several times under one request id. Payloads are never used twice."""
 
-    __slots__ = ("asks", "makes", "on_conflict", "records", "reply", "request_id")
+    __slots__ = ("asks", "makes", "on_conflict", "records", "request_id")
 
     def __init__(self, records: list[bytes | Record], on_conflict: OnConflict, request_id: str | None) -> None:
         self.records = records
@@ -33,7 +33,6 @@ class Batch:
         self.request_id = request_id
         self.asks: list[Ask] = []  # in flight
         self.makes: list[Make] = []
-        self.reply: list[tuple[str, str | None, bool]] | None = None
 
     def names(self, index: int) -> list[tuple[str, str]]:
         record = self.records[index]

@@ -22,7 +22,7 @@ class FaultyStore:
 
     blocking = False
 
-    def __init__(self, inner: Store, committed: Callable[[Turn], None]) -> None:
+    def __init__(self, inner: Store, committed: Callable[[Turn, bool], None]) -> None:
         self.inner = inner
         self._committed = committed
         self.commit_fault: str | None = None  # for the next commit
@@ -63,7 +63,7 @@ class FaultyStore:
             self.inner.close()
             raise StoreFull("there is no room; this is a drill")
         self.inner.commit(turn)
-        self._committed(turn)
+        self._committed(turn, fault != COMMIT_UNREPORTED)
         if fault == COMMIT_UNREPORTED:
             self.inner.close()
             raise StoreFailed("the commit may have failed; this is a drill")

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from millpond.history.format import Event, Record, Source, decode_entry, decode_records, numbers_of
 from millpond.model import DeadReason, QueueDefinition, QueueSettings
+from millpond.queue.requests import Produce
 from millpond.store.base import Turn
 from tests.sim.asks import CANCEL, CLEAR, COMPLETE, EXTEND, REDRIVE, RETRY, STATE, Ask, Batch, Client, names_of
 
@@ -40,7 +41,7 @@ class Item:
 
     __slots__ = (
         "arrived", "attempts", "cancel_asked", "changes", "correlation_id", "created", "deliveries", "docs", "due",
-        "ended_at", "error", "expire_deadline", "gone_at", "id", "kept_until", "lease", "moving_to", "number",
+        "ended_at", "error", "expire_deadline", "id", "kept_until", "lease", "moving_to", "number",
         "partition", "payload", "priority", "reason", "record", "state", "token_floor", "version",
     )  # fmt: skip
 
@@ -69,7 +70,6 @@ class Item:
         self.kept_until = 0
         self.moving_to: str | None = None
         self.ended_at: int | None = None  # when it was completed, cancelled, moved on or removed
-        self.gone_at: int | None = None  # when nothing was kept of it any more
         self.arrived = False  # in the queue that it moves to
 
     def states_since(self, step: int) -> set[str]:
@@ -82,8 +82,8 @@ class Item:
         return found | {GONE}  # it did not exist yet
 
     def was_there(self, at: int) -> bool:
-        """Whether it was not gone before that instant."""
-        return self.gone_at is None or self.gone_at >= at
+        """Whether it had not ended before that instant."""
+        return self.ended_at is None or self.ended_at >= at
 
     def __repr__(self) -> str:
         return f"item {self.id} ({self.state})"
@@ -93,14 +93,15 @@ class Grant:
     """One delivery of one item. `over` tells how it ended, `takers` are the requests that may have ended it."""
 
     __slots__ = (
-        "asks", "attempts", "client", "completed_at", "deadline", "deliveries", "docs", "error", "given_up", "item",
-        "number", "over", "takers", "token", "version",
+        "asks", "attempts", "client", "completed_at", "deadline", "deliveries", "docs", "error", "given_up", "in_doubt",
+        "item", "number", "over", "takers", "token", "version",
     )  # fmt: skip
 
     def __init__(self, item: Item, number: int, client: Client, deadline: int) -> None:
         self.item = item
         self.number = number
         self.client = client
+        self.in_doubt = False  # made by a commit that was said to have failed
         self.given_up = False  # its holder has gone after it was handed out
         self.deadline = deadline
         self.attempts = item.attempts
@@ -118,13 +119,14 @@ class Grant:
 class Make:
     """A produce that was carried out: its new items by their place in the request."""
 
-    __slots__ = ("at", "items", "partition", "takers")
+    __slots__ = ("at", "items", "partition", "reply", "takers")
 
     def __init__(self, at: int, partition: Partition, takers: list[Ask]) -> None:
         self.at = at
         self.partition = partition
         self.takers = takers
         self.items: dict[int, Item] = {}
+        self.reply: list[tuple[str, str | None, bool]] | None = None  # once it was given: it stays the same
 
 
 class Transfer:
@@ -155,13 +157,10 @@ class Queue:
         self.transfers: dict[bytes, Transfer] = {}  # that arrived here
 
     def taken(self, name: tuple[str, str], since: int, until: int, but: Item | None = None) -> Item | None:
-        """Who had this name, or had it within the window, at some instant of that time.
-
-        A key is free a window after its item ended, an id only after nothing is left that can be asked for by it.
-        """
+        """Who had this name, or had it within the window, at some instant of that time."""
         for item in reversed(self.holders.get(name, ())):
             if item is not but and item.created <= until:
-                freed = item.gone_at if name[0] == "id" else item.ended_at
+                freed = item.ended_at
                 if freed is None or freed >= since or freed + self.window > since:
                     return item
         return None
@@ -187,6 +186,7 @@ class Partition:
         self.read_only = False
         self.settings = QueueSettings()
         self.paused = False
+        self._reported = True
         self._order = count()
         self._bodies: dict[int, list[bytes | Record | None]] = {}
         self._arrivals: dict[int, bytes] = {}  # items from other queues, by the names of their transfers
@@ -195,8 +195,8 @@ class Partition:
 
     # ---- a commit -----------------------------------------------------------------------------------------
 
-    def commit(self, turn: Turn, definition: QueueDefinition) -> None:
-        """Judge one durable turn, made under `definition`."""
+    def commit(self, turn: Turn, definition: QueueDefinition, reported: bool) -> None:
+        """Judge one durable turn, made under `definition`, and `reported` to the queue or said to have failed."""
         self.queue.model.step += 1
         if turn.number != self.turn + 1:
             self.broken(f"turn {turn.number} follows turn {self.turn}")
@@ -205,7 +205,7 @@ class Partition:
         self.turn, self.at = turn.number, turn.at
         self.settings, self.paused = definition.settings, definition.paused
         self._bodies = {chunk.first: decode_records(chunk.body) for chunk in turn.chunks}
-        self._makes, self._replaced = {}, []
+        self._makes, self._replaced, self._reported = {}, [], reported
         entry = decode_entry(turn.events)
         produced = [event for event in entry.events if event[0] == Event.PRODUCED]
         self._arrivals = {number: name for event in produced for name, number, _ in event[6]}
@@ -247,6 +247,7 @@ class Partition:
         if first != self.next_number:
             self.broken(f"item {first} follows item {self.next_number - 1}")
         self.next_number = first + number_of
+        self.remembered(requests)
         if self.read_only:
             self.broken("produced into a read-only partition")
         if deadline != self.at + self.settings.expire_timeout_ms:
@@ -265,8 +266,14 @@ class Partition:
                 self._make(item, stored)
             self._enter(item)
 
-    def remembered(self, requests: Any) -> None:
-        """Produces without anything new: nothing to judge, their answers tell."""
+    def remembered(self, requests: Sequence[Sequence[Any]]) -> None:
+        """Produces that were carried out. Those with new items are judged by these; here are those without any."""
+        for digest, _, new_items, _ in requests:
+            if not new_items:
+                asks = [ask for ask in self.queue.flying.values() if isinstance(ask.request, Produce)]
+                for ask in asks:
+                    if ask.request.request == digest and ask.batch is not None:
+                        self._makes.setdefault(ask.batch, Make(self.at, self, list(ask.batch.asks)))
 
     def leased(self, client: str, deadline: int, runs: Sequence[int]) -> None:
         holder = self.queue.clients[client]
@@ -291,6 +298,7 @@ class Partition:
             item.attempts += 1
             item.deliveries += 1
             item.lease = grant = Grant(item, self.turn, holder, deadline)
+            grant.in_doubt = not self._reported
             self._to(item, LEASED)
             self._alarm(deadline, item)
             holder.granted.append(grant)
@@ -355,7 +363,8 @@ class Partition:
         front: dict[int, dict[int, Item]] = {}
         for number in numbers_of(runs):
             grant = self._held(number)
-            if not (grant.client.left if grant.token is None else grant.given_up):
+            unseen = grant.token is None and (grant.client.left or grant.in_doubt)
+            if not (unseen or grant.given_up):
                 self.broken(f"{grant.item} was taken from {grant.client.name}, who is still there")
             grant.item.attempts -= 1
             self._end_lease(grant, "released")
@@ -462,7 +471,7 @@ class Partition:
         if item.state not in WAITING:
             self.broken(f"{item} was replaced")
         self._to(item, GONE)
-        item.ended_at = item.gone_at = -self.queue.window  # its names are free at once
+        item.ended_at = -self.queue.window  # its names are free at once
         self._replaced.append(item)
 
     def redriven(self, numbers: Sequence[int], deadline: int) -> None:
@@ -555,8 +564,9 @@ class Partition:
             self.broken(f"nobody asks any more for {list(make.items.values())}")
         if batch.request_id is not None:
             made = self.queue.requests.setdefault(batch.request_id, [])
-            if made and self.at - made[-1][1].at < self.queue.window:
-                self.broken(f"request {batch.request_id} was carried out twice, at {made[-1][1].at} and {self.at}")
+            earlier = [one.at for _, one in made if one.items and self.at - one.at < self.queue.window]
+            if make.items and earlier:
+                self.broken(f"request {batch.request_id} was carried out twice, at {earlier} and {self.at}")
             made.append((batch, make))
         elif batch.makes:
             self.broken(f"a request was carried out twice: {list(make.items.values())}")
@@ -578,7 +588,8 @@ class Partition:
         if name in queue.transfers:
             self.broken(f"{item} arrived twice, first as {queue.transfers[name].item}")
         on_their_way = queue.model.on_their_way.get(item.payload, ())
-        source = next((one for one in on_their_way if one.moving_to == queue.name and not one.arrived), None)
+        expected = [one for one in on_their_way if one.moving_to == queue.name and not one.arrived]
+        source = next((one for one in expected if _is_from(item, one)), None)
         if source is None:
             self.broken(f"{item} arrived from nowhere, or for the second time")
         source.arrived = True
@@ -647,12 +658,12 @@ class Partition:
 
     def _let_go(self, grant: Grant) -> bool:
         """Whether the lease is over: by time, unless its holder spoke in time, or because its holder said so."""
+        grant.takers = [ask for ask in self._askers(grant, EXTEND) if self._timeout(ask) == 0]
         if grant.deadline <= self.at:
             late = [ask for ask in grant.asks if ask.at < grant.deadline and ask.kind != STATE and ask.waits_for(grant)]
             if late and not any(ask.kind in (EXTEND, RETRY) for ask in late):
                 self.broken(f"the lease of {grant.item} was taken away although {late} came in time")
             return True
-        grant.takers = [ask for ask in self._askers(grant, EXTEND) if self._timeout(ask) == 0]
         return bool(grant.takers)
 
     def _retriers(self, grant: Grant) -> bool:
@@ -755,7 +766,6 @@ class Partition:
         item.changes.append((self.queue.model.step, state))
         if state == GONE:
             del self.items[item.number]
-            item.gone_at = self.at
             if item.ended_at is None:
                 item.ended_at = self.at
             return
@@ -791,6 +801,15 @@ JUDGES: dict[int, Callable[..., None]] = {
     Event.KEPT: Partition.kept,
     Event.REMEMBERED: Partition.remembered,
 }
+
+
+def _is_from(item: Item, source: Item) -> bool:
+    """Whether an arrived item is that one: a letter names it, and what comes back has its first id or tells of it."""
+    letter = item.record.source
+    home = source.record.source
+    if home is not None and home.queue == item.partition.queue.name:
+        return home.id in (item.record.id, letter and letter.id)
+    return letter is not None and letter.id == source.id
 
 
 def fits(item: Item, ask: Ask) -> bool:

@@ -34,8 +34,8 @@ from millpond.model import (
     to_ms,
 )
 from tests.sim import asks
-from tests.sim.asks import Ask
-from tests.sim.model import CANCELLED, COMPLETED, DEAD, GONE, LEASED, STATES, Grant, Item, Model, Queue, Violation
+from tests.sim.asks import Ask, Batch
+from tests.sim.model import CANCELLED, COMPLETED, DEAD, GONE, LEASED, STATES, Grant, Item, Make, Model, Queue, Violation
 
 
 def judge(model: Model, ask: Ask) -> None:
@@ -65,7 +65,7 @@ def _judge_error(model: Model, ask: Ask, error: MillpondError) -> None:
     if isinstance(error, KeyConflict) and ask.batch is not None:
         _judge_conflict(model, ask)
     elif isinstance(error, VersionConflict) and ask.grants[0] is not None:
-        if ask.grants[0].item.version == ask.version and not ask.shared:
+        if ask.grants[0].item.version == ask.version and not ask.shared and not ask.grants[0].over:
             _broken(ask, f"version {ask.version} is refused, and it is the version of {ask.grants[0].item}")
     elif isinstance(error, LeaseLost):
         _judge_lost(model, ask, 0)
@@ -107,40 +107,51 @@ def _judge_conflict(model: Model, ask: Ask) -> None:
 
 
 def _judge_produce(model: Model, ask: Ask) -> None:
+    """The answer is that of one carrying out: of this request, or of an earlier one of its name within the window."""
     batch, queue = ask.batch, model.queues[ask.queue]
     assert batch is not None
     reply: Sequence[Produced] = ask.request.value
-    told = [(one.id, one.correlation_id, one.duplicate) for one in reply]
-    batch_of_record, make = batch, batch.makes[-1] if batch.makes else None
+    possible = [(batch, make) for make in batch.makes]
     if batch.request_id is not None:
         made = queue.requests.get(batch.request_id, [])
-        if made:
-            batch_of_record, make = made[-1]
-    if batch_of_record.reply is not None:
-        if told != batch_of_record.reply and batch_of_record.request_id is not None and batch_of_record is not batch:
-            _broken(ask, f"a repeated request got {told}, the first {batch_of_record.reply}")
-    if len(reply) != len(batch_of_record.records):
-        _broken(ask, f"{len(reply)} answers for {len(batch_of_record.records)} items")
+        possible += [(of, make) for of, make in made if make.at + queue.window > ask.at]
+    if not possible and all(one.duplicate for one in reply):
+        possible.append((batch, Make(ask.at, next(iter(queue.partitions.values())), [])))
+    problems = [_problem(model, ask, of, make, reply) for of, make in possible]
+    if all(problems):
+        _broken(ask, problems[-1] if problems else "it is acknowledged, but it was not made durable")
+    _, make = possible[problems.index("")]
+    make.reply = [(one.id, one.correlation_id, one.duplicate) for one in reply]
+    for index, item in make.items.items():
+        _learn(ask, item, reply[index].correlation_id)
+
+
+def _problem(model: Model, ask: Ask, batch: Batch, make: Make, reply: Sequence[Produced]) -> str:
+    """Why this is not the answer to that; nothing if it is."""
+    if len(reply) != len(batch.records):
+        return f"{len(reply)} answers for {len(batch.records)} items"
+    told = [(one.id, one.correlation_id, one.duplicate) for one in reply]
+    if make.reply not in (None, told):
+        return f"the answer was {make.reply} the first time, and now {told}"
     for index, one in enumerate(reply):
-        item = make.items.get(index) if make is not None else None
+        item = make.items.get(index)
         if one.duplicate:
-            _judge_duplicate(model, ask, index, one, batch_of_record is batch and item is None)
+            if item is not None:
+                return f"item {index} is new, and said to be a duplicate"
+            _judge_duplicate(model, ask, batch, index, one)
         elif item is None or item.id != one.id:
-            _broken(ask, f"item {index} is acknowledged as {one.id}, but it was not made durable")
-        else:
-            _learn(ask, item, one.correlation_id)
-    batch_of_record.reply = told
+            return f"item {index} is acknowledged as {one.id}, but it was not made durable"
+    return ""
 
 
-def _judge_duplicate(model: Model, ask: Ask, index: int, one: Produced, fresh: bool) -> None:
-    queue, batch = model.queues[ask.queue], ask.batch
-    assert batch is not None
+def _judge_duplicate(model: Model, ask: Ask, batch: Batch, index: int, one: Produced) -> None:
+    queue = model.queues[ask.queue]
     if batch.on_conflict != "ignore":
         _broken(ask, f"{one.id} came back as a duplicate on {batch.on_conflict}")
     same = queue.by_id.get(one.id)
     if not same:
         _broken(ask, f"a duplicate of {one.id}, which never was")
-    if fresh and batch.request_id is None:
+    if batch is ask.batch and batch.request_id is None:
         partition = next(iter(queue.partitions.values()))
         if not partition.conflicts(batch, index, ask.at):
             _broken(ask, f"item {index} is said to be a duplicate of {one.id}, but its names are free")
@@ -291,7 +302,8 @@ def _states(queue: Queue, ask: Ask, item_id: str) -> set[str]:
 
 
 def _may_be_gone(queue: Queue, ask: Ask, item_id: str) -> bool:
-    return all(GONE in item.states_since(ask.step) for item in queue.by_id.get(item_id, ()))
+    """An id may be used again while an earlier item is still kept; it then stands for the later one."""
+    return all(GONE in item.states_since(ask.step) for item in queue.by_id.get(item_id, ())[-1:])
 
 
 def _judge_cancel(model: Model, ask: Ask) -> None:

@@ -534,10 +534,10 @@ class World:
         if self._broken is not None:
             raise self._broken
 
-    def _committed(self, name: str, index: int, turn: Turn) -> None:
+    def _committed(self, name: str, index: int, turn: Turn, reported: bool) -> None:
         assert self._current is not None
         try:
-            self.model.queues[name].partitions[index].commit(turn, self._current)
+            self.model.queues[name].partitions[index].commit(turn, self._current, reported)
         except Exception as error:  # a job takes what its store raises for a failure: keep it for ourselves
             self._broken = error
 

@@ -345,6 +345,13 @@ class LeasePart(Part):
         self._request.error = error
         self._settle()
 
+    def leaves(self) -> bool:
+        """A batch that other lanes share in does not wait for this one."""
+        if len(self._request.items) < 2:
+            return False
+        self._settle()
+        return True
+
     def finish_late(self, lane: Lane) -> None:
         lane.waiting.append(ReleasePart(self._queue, self.runs, lane.partition.turn))
 

@@ -101,7 +101,8 @@ class TokenPart(Part):
 
     def _not_held(self, lane: Lane, token: Token, place: int, now: int) -> Result:
         """Lost, unless this turn or the journal has it that this very delivery was completed a moment ago."""
-        if completes(lane.partition.events, token[1], token[2]):
+        gathered = any(lease.grant == token[2] and token[1] in numbers for lease, numbers in lane.draft.completed)
+        if gathered or completes(lane.partition.events, token[1], token[2]):
             return Result(True, correlation_of(lane, token))
         if _may_have_ended(lane, token):
             lookup = Lookup(token[1], token[2], now - self._queue.settings.completed_grace_ms)

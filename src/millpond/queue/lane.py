@@ -61,6 +61,10 @@ class Part:
     def fail(self, error: MillpondError) -> None:
         """Give up: the lane is away and the time is over."""
 
+    def leaves(self) -> bool:
+        """The lane has failed: whether the caller goes on without it. If so, `finish_late` follows if need be."""
+        return False
+
     def finish_late(self, lane: Lane) -> None:
         """The changes turned out to be durable after the caller had been told to give up."""
 

@@ -259,11 +259,14 @@ class LogicalQueue:
             job.draft.parts = []
             lane.probe_at = now + lane.probe_wait
         lane.doubt = job
+        parts, job.draft.parts = job.draft.parts, []
         if not job.issued:  # nothing of it was written: what need not wait for this lane may go elsewhere
             lane.partition.dedup.disown(job.draft.names)
-            parts, job.draft.parts = job.draft.parts, []
             for part in parts:
                 part.again(lane)
+        else:
+            for part in parts:
+                (lane.given_up if part.leaves() else job.draft.parts).append(part)
 
     def _finish_load(self, lane: Lane, job: LoadJob, now: int) -> None:
         if job.error is not None:

@@ -12,7 +12,9 @@ from functools import partial
 from heapq import heappush
 from typing import Any
 
-from millpond.errors import Conflict, MillpondError, NotFound, Unavailable
+import msgspec
+
+from millpond.errors import Conflict, MillpondError, NotFound, OutcomeUnknown, Unavailable
 from millpond.history.format import Event, Record, decode_state, runs_of
 from millpond.model import (
     ErrorInfo,
@@ -29,7 +31,7 @@ from millpond.model import (
 from millpond.queue.dedup import id_digest
 from millpond.queue.lane import Lane, Part, TurnJob
 from millpond.queue.lifecycle import kept_until
-from millpond.queue.partition import ERROR_PART, REASONS, RESULT_PART, STATE_PART, VERSION_BITS
+from millpond.queue.partition import ERROR_PART, REASONS, RESULT_PART, STATE_PART, VERSION_BITS, Lease
 from millpond.queue.requests import Cancel, Clear, GetItem, GetStats, ListItems, Redrive, Request
 from millpond.queue.state import QueueState
 from millpond.queue.tokens import read_id
@@ -65,12 +67,13 @@ class StepPart(Part):
 class Drive:
     """Runs one operation, a step at a time."""
 
-    __slots__ = ("_operation", "_patience", "_queue", "_request", "deadline")
+    __slots__ = ("_begun", "_operation", "_patience", "_queue", "_request", "deadline")
 
     def __init__(self, queue: QueueState, request: Request, operation: Operation) -> None:
         self._queue = queue
         self._request = request
         self._operation = operation
+        self._begun = False  # a step of it is durable
         self._patience = request.deadline - request.at
         self.deadline = request.deadline
         self.resume(None)
@@ -78,6 +81,7 @@ class Drive:
     def resume(self, value: Any) -> None:
         if self._request.gone:
             return self.stop(Unavailable("the caller has gone"))
+        self._begun = value is not None or self._begun
         try:
             step = self._operation.send(value)
         except StopIteration as stop:
@@ -90,6 +94,8 @@ class Drive:
 
     def stop(self, error: MillpondError) -> None:
         self._operation.close()
+        if self._begun and isinstance(self._request, Cancel | Clear | Redrive):
+            error = OutcomeUnknown(f"{error.message}; other partitions may be done already: look, then send it again")
         self._request.fail(error)
 
     def _schedule(self, step: Step) -> None:
@@ -138,36 +144,75 @@ def _no_item(item_id: str) -> NotFound:
     return NotFound(f"there is no item {item_id!r}; it may have been completed or removed", id=item_id)
 
 
-def _look(lane: Lane, numbers: Iterable[int]) -> dict[int, State]:
-    states = lane.partition.states(numbers)
-    for number in states:
+class Seen(msgspec.Struct):
+    """An item as it was when it was looked at: by the time its record is read, this very turn may have ended it."""
+
+    number: int
+    state: State
+    chunk: int
+    created: int
+    expire_deadline: int
+    attempts: int
+    deliveries: int
+    max_attempts: int | None
+    version: int
+    lease: Lease | None
+    due: int | None
+    died: int | None
+    kept: int | None
+    cancel_asked: bool
+
+    def record(self, job: TurnJob) -> Record:
+        record = job.records[self.chunk][self.number - self.chunk]
+        assert record is not None, "a live item has a record"
+        return record if isinstance(record, Record) else Record(record)
+
+
+def _look(lane: Lane, numbers: Iterable[int]) -> dict[int, Seen]:
+    seen: dict[int, Seen] = {}
+    partition = lane.partition
+    for number, state in partition.states(numbers).items():
         lane.want(number, 1)
         lane.want_documents(number)
-    return states
+        lease = partition.leased.get(number)
+        seen[number] = Seen(
+            number=number,
+            state=state,
+            chunk=partition.chunks.first_of(number),
+            created=partition.chunks.created_of(number),
+            expire_deadline=partition.expire_deadline(number),
+            attempts=partition.attempts(number) + (lease is not None),
+            deliveries=partition.deliveries(number) + (lease is not None),
+            max_attempts=partition.limits.get(number),
+            version=partition.documents.get(number, 0) >> VERSION_BITS,
+            lease=lease,
+            due=partition.waiting.get(number),
+            died=partition.dead.get(number),
+            kept=partition.finished.get(number),
+            cancel_asked=number in partition.cancel_asked,
+        )
+    return seen
 
 
-def _show(queue: QueueState, lane: Lane, job: TurnJob, number: int, state: State) -> Item:
-    partition, record = lane.partition, lane.record(job, number)
-    created = partition.chunks.created_of(number)
-    lease = partition.leased.get(number)
-    due = partition.waiting.get(number)
-    died, kept = partition.dead.get(number), partition.finished.get(number)
+def _show(queue: QueueState, lane: Lane, job: TurnJob, seen: Seen) -> Item:
+    mint, record, number = lane.partition.mint, seen.record(job), seen.number
+    lease, due, died, kept = seen.lease, seen.due, seen.died, seen.kept
     error = job.documents.get(number << 2 | ERROR_PART)
     source = record.source
     ended_at = died >> 8 if died is not None else None
     reason = REASONS[died & 0xFF] if died is not None else source.reason if source else None
     return Item(
-        id=record.id or partition.mint.id(number),
-        state=state,
+        id=record.id or mint.id(number),
+        state=seen.state,
         partition=lane.index,
         payload=record.payload,
-        correlation_id=record.correlation_id or partition.mint.correlation_id(number, created),
-        created_at=to_datetime(created),
-        expire_deadline=to_datetime(partition.expire_deadline(number)),
-        attempts=partition.attempts(number) + (lease is not None),
-        deliveries=partition.deliveries(number) + (lease is not None),
+        correlation_id=record.correlation_id or mint.correlation_id(number, seen.created),
+        created_at=to_datetime(seen.created),
+        expire_deadline=to_datetime(seen.expire_deadline),
+        attempts=seen.attempts,
+        deliveries=seen.deliveries,
         fencing_token=lease.grant if lease else 0,
-        max_attempts=partition.limits.get(number, queue.settings.max_attempts),
+        max_attempts=queue.settings.max_attempts if seen.max_attempts is None else seen.max_attempts,
         key=record.key,
         kind=record.kind,
         encoding=record.encoding,
@@ -176,11 +221,11 @@ def _show(queue: QueueState, lane: Lane, job: TurnJob, number: int, state: State
         enqueue_at=to_datetime(due >> 1) if due is not None else None,
         lease_deadline=to_datetime(lease.deadline) if lease else None,
         client_id=lease.client or None if lease else None,
-        cancel_asked=number in partition.cancel_asked,
+        cancel_asked=seen.cancel_asked,
         ended_at=None if ended_at is None else to_datetime(ended_at),
         keep_until=None if kept is None else to_datetime(kept >> 1),
         state_doc=decode_state(job.documents.get(number << 2 | STATE_PART)),
-        state_version=partition.documents.get(number, 0) >> VERSION_BITS,
+        state_version=seen.version,
         result=decode_state(job.documents.get(number << 2 | RESULT_PART)),
         last_error=None if error is None else error.decode(),
         dead_reason=reason,
@@ -195,10 +240,10 @@ def _get(queue: QueueState, request: GetItem) -> Operation:
     if place is None:
         raise _no_item(request.id)
     lane, number = place
-    states, job = yield lane, lambda lane, now: _look(lane, [number])
-    if number not in states:
+    seen, job = yield lane, lambda lane, now: _look(lane, [number])
+    if number not in seen:
         raise _no_item(request.id)
-    return _show(queue, lane, job, number, states[number])
+    return _show(queue, lane, job, seen[number])
 
 
 def _list(queue: QueueState, request: ListItems) -> Operation:
@@ -209,12 +254,12 @@ def _list(queue: QueueState, request: ListItems) -> Operation:
         if lane.index != partition:
             after = 0
         while True:
-            (page, states), job = yield lane, partial(_page, request.state, after)
+            (page, seen), job = yield lane, partial(_page, request.state, after)
             for number in page:
                 after = number
-                if number not in states:
+                if number not in seen:
                     continue
-                item = _show(queue, lane, job, number, states[number])
+                item = _show(queue, lane, job, seen[number])
                 if request.kind is None or item.kind == request.kind:
                     items.append(item)
                 if len(items) >= request.limit:
@@ -224,7 +269,7 @@ def _list(queue: QueueState, request: ListItems) -> Operation:
     return ItemPage(items)
 
 
-def _page(state: State | None, after: int, lane: Lane, now: int) -> tuple[list[int], dict[int, State]]:
+def _page(state: State | None, after: int, lane: Lane, now: int) -> tuple[list[int], dict[int, Seen]]:
     states = list(State) if state is None else [state]
     numbers = sorted(n for one in states for n in lane.partition.numbers_in(one, after, SCAN_BATCH))[:SCAN_BATCH]
     return numbers, _look(lane, numbers)
@@ -252,39 +297,33 @@ def _cancel(queue: QueueState, request: Cancel) -> Operation:
             by_lane[place[0].index][place[1]] = item_id
     for index, ids in by_lane.items():
         lane = queue.lanes[index]
-        created = {n: lane.partition.chunks.created_of(n) for n in ids if lane.partition.chunks.holds(n)}
-        states, job = yield lane, partial(_cancel_in, queue, list(ids))
+        seen, job = yield lane, partial(_cancel_in, queue, list(ids))
         for number, item_id in ids.items():
-            results[item_id] = _cancelled(lane, job, number, item_id, states.get(number), created.get(number, 0))
+            results[item_id] = _cancelled(lane, job, item_id, seen.get(number))
     return [results[item_id] for item_id in request.ids]
 
 
-def _cancel_in(queue: QueueState, numbers: list[int], lane: Lane, now: int) -> dict[int, tuple[State, int]]:
-    """Cancel what can be, and return what state each was in, with its chunk: it may go with this very turn."""
-    states = _look(lane, numbers)
-    found = {n: (state, lane.partition.chunks.first_of(n)) for n, state in states.items()}
+def _cancel_in(queue: QueueState, numbers: list[int], lane: Lane, now: int) -> dict[int, Seen]:
+    """Cancel what can be, and return what each was."""
+    seen = _look(lane, numbers)
     for state in (State.READY, State.SCHEDULED, State.RETRYING):
-        chosen = sorted(number for number in states if states[number] == state)
+        chosen = sorted(number for number in seen if seen[number].state == state)
         if chosen:
             lane.partition.change(Event.CANCELLED, str(state), runs_of(chosen), kept_until(queue, now))
-    asked = [n for n in states if states[n] == State.LEASED and n not in lane.partition.cancel_asked]
+    asked = [n for n in seen if seen[n].state == State.LEASED and n not in lane.partition.cancel_asked]
     if asked:
         lane.partition.change(Event.CANCEL_ASKED, asked)
-    return found
+    return seen
 
 
-def _cancelled(
-    lane: Lane, job: TurnJob, number: int, item_id: str, found: tuple[State, int] | None, created: int
-) -> Result:
-    if found is None:
+def _cancelled(lane: Lane, job: TurnJob, item_id: str, seen: Seen | None) -> Result:
+    if seen is None:
         return _refusal(_no_item(item_id))
-    state, chunk = found
-    record = job.records[chunk][number - chunk]
-    own = record.correlation_id if isinstance(record, Record) else None
-    correlation_id = own or lane.partition.mint.correlation_id(number, created)
-    if state in (State.DEAD, State.COMPLETED, State.CLAIMED):
+    own = seen.record(job).correlation_id
+    correlation_id = own or lane.partition.mint.correlation_id(seen.number, seen.created)
+    if seen.state in (State.DEAD, State.COMPLETED, State.CLAIMED):
         return _refusal(
-            Conflict(f"item {item_id!r} is {state}; only a waiting or leased one can be cancelled"), correlation_id
+            Conflict(f"item {item_id!r} is {seen.state}; only a waiting or leased one can be cancelled"), correlation_id
         )
     return Result(True, correlation_id, cancelled=True)
 
@@ -326,8 +365,8 @@ def _redrive(queue: QueueState, request: Redrive) -> Operation:
     for lane, numbers in _redrive_candidates(queue, request, done):
         after = 0
         while True:
-            (page, states), job = yield lane, partial(_redrive_page, request, numbers, after)
-            chosen = _matching(queue, lane, job, states, request, done)
+            (page, seen), job = yield lane, partial(_redrive_page, request, numbers, after)
+            chosen = _matching(queue, lane, job, seen, request, done)
             done.matched += sum(len(group) for group in chosen.values())
             if chosen and not request.dry_run:
                 moved, _ = yield lane, partial(_revive, queue, chosen)
@@ -364,7 +403,7 @@ def _redrive_candidates(queue: QueueState, request: Redrive, done: Redriven) -> 
 
 def _redrive_page(
     request: Redrive, numbers: list[int] | None, after: int, lane: Lane, now: int
-) -> tuple[list[int], dict[int, State]]:
+) -> tuple[list[int], dict[int, Seen]]:
     if numbers is not None:
         return numbers, _look(lane, numbers)
     states = [State.DEAD]
@@ -376,12 +415,12 @@ def _redrive_page(
 
 
 def _matching(
-    queue: QueueState, lane: Lane, job: TurnJob, states: dict[int, State], request: Redrive, done: Redriven
+    queue: QueueState, lane: Lane, job: TurnJob, seen: dict[int, Seen], request: Redrive, done: Redriven
 ) -> dict[str | None, list[int]]:
     """The items to bring back, by the queue they go to; None is this one, in place."""
     chosen: dict[str | None, list[int]] = defaultdict(list)
-    for number, state in states.items():
-        item = _show(queue, lane, job, number, state)
+    for number, one in seen.items():
+        item, state = _show(queue, lane, job, one), one.state
         letter = request.letters and item.source_queue is not None
         if number in lane.partition.moving or not (letter or state == State.DEAD) or state == State.LEASED:
             continue

@@ -215,6 +215,8 @@ class Partition:
             if not keep_until:
                 self._end(first, count)
             else:
+                for number in range(first, first + count):
+                    self._delivered(number, attempted=True)
                 self._finish(first, count, keep_until << 1)
                 self._drop_states(first, count)
                 if first <= with_result < first + count:

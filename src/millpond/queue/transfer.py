@@ -52,7 +52,7 @@ def send_transfers(queue: QueueState, lane: Lane, now: int) -> None:
             names = [n for n, to in partition.confirming.items() if to == target and n not in lane.confirming]
             if names:
                 lane.confirming.update(names)
-                queue.outbox.append(Forget(target, lane.index, names))
+                lane.draft.parts.append(ConfirmPart(queue, target, names))
 
 
 class SendPart(Part):
@@ -69,6 +69,26 @@ class SendPart(Part):
 
     def again(self, lane: Lane) -> None:
         """Found anew: the lane was loaded again and has nothing on its way."""
+
+    def deadline(self) -> int:
+        return 1 << 62
+
+
+class ConfirmPart(Part):
+    """Tells the target to forget, but only once it is durable that the items are let go of here."""
+
+    __slots__ = ("_names", "_queue", "_target")
+
+    def __init__(self, queue: QueueState, target: str, names: list[bytes]) -> None:
+        self._queue = queue
+        self._target = target
+        self._names = names
+
+    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        self._queue.outbox.append(Forget(self._target, lane.index, self._names))
+
+    def again(self, lane: Lane) -> None:
+        """Found anew, as above."""
 
     def deadline(self) -> int:
         return 1 << 62

@@ -6,6 +6,7 @@ InvalidRequest that says what is wrong and what to do.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -30,10 +31,10 @@ from millpond.model import (
     PRODUCE_BYTES_MAX,
     QUEUE_NAME_MAX,
     STATE_DOC_BYTES_MAX,
+    STATE_DOC_DEPTH_MAX,
     STRING_MAX,
     TOKEN_BATCH_MAX,
     WAIT_MAX_MS,
-    Backoff,
     Items,
     LeasedItem,
     LeaseLike,
@@ -61,7 +62,7 @@ _ISO = re.compile(
 
 def queue_name(value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"a queue's name is a string, not {_type(value)}")
+        raise InvalidRequest(f"a queue's name is a string, not {_type(value)}; give its name")
     shown = value if len(value) <= 60 else value[:57] + "..."
     if len(value) > QUEUE_NAME_MAX:
         raise InvalidRequest(f"queue name {shown!r} has {len(value)} characters; use at most {QUEUE_NAME_MAX}")
@@ -75,7 +76,7 @@ def queue_name(value: Any) -> str:
 
 def integer(value: Any, name: str, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} is a whole number, not {_type(value)}")
+        raise InvalidRequest(f"{name} is {_type(value)}; give a whole number from {low} to {high}")
     if not low <= value <= high:
         raise InvalidRequest(f"{name} is {_number(value)}; use {low} to {high}")
     return value
@@ -83,7 +84,7 @@ def integer(value: Any, name: str, low: int, high: int) -> int:
 
 def string(value: Any, name: str, limit: int = STRING_MAX) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name} is a string, not {_type(value)}")
+        raise InvalidRequest(f"{name} is {_type(value)}; give a string")
     if len(value) > limit:
         raise InvalidRequest(f"{name} has {len(value)} characters; use at most {limit}")
     _utf8(value, name)
@@ -92,15 +93,15 @@ def string(value: Any, name: str, limit: int = STRING_MAX) -> str:
 
 def boolean(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
-        raise InvalidRequest(f"{name} is true or false, not {_type(value)}")
+        raise InvalidRequest(f"{name} is {_type(value)}; give true or false")
     return value
 
 
 def one_of(value: Any, name: str, choices: Sequence[str]) -> str:
-    if value not in choices:
-        near = get_close_matches(value, choices, 1) if isinstance(value, str) else []
+    if not isinstance(value, str) or value not in choices:
+        near = get_close_matches(value[:STRING_MAX], choices, 1) if isinstance(value, str) else []
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(choices)}"
-        raise InvalidRequest(f"{name} is {value!r:.60}; {hint}")
+        raise InvalidRequest(f"{name} is {_shown(value)}; {hint}")
     return str(value)
 
 
@@ -128,12 +129,12 @@ def _duration(value: Any, name: str) -> int:
             if iso and any(iso.groups()):
                 return round(sum(float(n) * _UNITS[unit] for unit, n in iso.groupdict().items() if n))
         raise InvalidRequest(f"{name} is {text!r:.60}, which is no duration; write it like '90s', '1m30s' or 'PT90S'")
-    raise InvalidRequest(f"{name} is a duration (seconds or a string like '90s'), not {_type(value)}")
+    raise InvalidRequest(f"{name} is {_type(value)}; give a duration: seconds, or a string like '90s'")
 
 
 def instant_ms(value: Any, name: str) -> int:
     if not isinstance(value, datetime):
-        raise InvalidRequest(f"{name} is a datetime, not {_type(value)}")
+        raise InvalidRequest(f"{name} is {_type(value)}; give a datetime")
     try:
         ms = to_ms(value)
     except (OverflowError, ValueError):
@@ -145,6 +146,15 @@ def instant_ms(value: Any, name: str) -> int:
 
 def _type(value: Any) -> str:
     return "nothing" if value is None else type(value).__name__
+
+
+def _shown(value: Any) -> str:
+    """A wrong value for a message; of anything that may be long or nested, only the type."""
+    if isinstance(value, str):
+        return f"{value[:60]!r}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _number(value)
+    return _type(value)
 
 
 def _number(value: float) -> str:
@@ -215,7 +225,7 @@ def _record(item: Any, now: int, index: int) -> bytes | Record:
     if isinstance(payload, str):
         payload = _utf8(payload, where + "payload")
     elif not isinstance(payload, bytes):
-        raise InvalidRequest(f"{where}payload is bytes or a string, not {_type(payload)}")
+        raise InvalidRequest(f"{where}payload is {_type(payload)}; give bytes or a string")
     if item.group is not None:
         raise NotBuilt(f"{where}group: groups are not built yet; leave it out")
     enqueue_at = _enqueue_at(item, where, now)
@@ -262,7 +272,7 @@ def _key(value: Any, name: str) -> str:
 def _matching(value: Any, name: str, pattern: re.Pattern[str]) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
         allowed = "letters, digits and '._:-'" if pattern is _ID else "printable ASCII"
-        raise InvalidRequest(f"{name} is {value!r:.60}; use 1 to 128 characters of {allowed}")
+        raise InvalidRequest(f"{name} is {_shown(value)}; use 1 to 128 characters of {allowed}")
     return value
 
 
@@ -300,8 +310,9 @@ def leases(value: Any) -> Sequence[LeaseLike]:
         raise InvalidRequest(f"leases is a list of items or tokens, not {_type(value)}; put a single one into a list")
     _batch(len(value), "leases", TOKEN_BATCH_MAX)
     if not set(map(type, value)) <= {str, LeasedItem}:
-        index, lease = next((i, one) for i, one in enumerate(value) if not isinstance(one, str | LeasedItem))
-        raise InvalidRequest(f"leases[{index}] is {_type(lease)}; give the leased item or its `lease`")
+        for index, lease in enumerate(value):
+            if not isinstance(lease, str | LeasedItem):
+                raise InvalidRequest(f"leases[{index}] is {_type(lease)}; give the leased item or its `lease`")
     return value
 
 
@@ -347,7 +358,30 @@ def document(value: Any, name: str) -> bytes:
         raise InvalidRequest(f"{name} cannot be stored ({error}); use JSON values or bytes") from None
     if len(encoded) > STATE_DOC_BYTES_MAX:
         raise BatchTooLarge(f"{name} has {len(encoded)} bytes; the limit is {STATE_DOC_BYTES_MAX}: store it elsewhere")
+    _check_document(value, name)
     return encoded
+
+
+def _check_document(value: Any, name: str) -> None:
+    """What would come back as something else, or not at all through JSON, is refused. It is known to be finite."""
+    level = [value]
+    for _ in range(STATE_DOC_DEPTH_MAX):
+        inside: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                for key in one:
+                    string(key, f"a key in {name}", STATE_DOC_BYTES_MAX)
+                inside += one.values()
+            elif isinstance(one, list | tuple):
+                inside += one
+            elif isinstance(one, float) and not math.isfinite(one):
+                raise InvalidRequest(f"{name} holds {one}, which JSON does not know; use a finite number or null")
+            elif not (one is None or isinstance(one, str | int | float | bytes)):
+                raise InvalidRequest(f"{name} holds a {_type(one)}; use JSON values or bytes")
+        if not inside:
+            return
+        level = inside
+    raise InvalidRequest(f"{name} is nested too deeply; use at most {STATE_DOC_DEPTH_MAX} levels")
 
 
 def states(value: Any, name: str = "states") -> list[State]:
@@ -366,7 +400,7 @@ def cursor(value: Any) -> tuple[int, int]:
         return 0, 0
     match = re.fullmatch(r"(\d{1,5}):(\d{1,15})", value) if isinstance(value, str) else None
     if match is None:
-        raise InvalidRequest(f"after is {value!r:.60}, which is no cursor; use the `next` of the page before")
+        raise InvalidRequest(f"after is {_shown(value)}, which is no cursor; use the `next` of the page before")
     return int(match[1]), int(match[2])
 
 
@@ -374,7 +408,7 @@ def redrive_filter(value: Any) -> RedriveFilter:
     if value is None:
         return RedriveFilter()
     if isinstance(value, RedriveFilter):
-        value = msgspec.to_builtins(value)
+        value = {name: wanted for name, wanted in msgspec.structs.asdict(value).items() if wanted is not None}
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"filter is {_type(value)}; give a RedriveFilter or a mapping")
     fields = RedriveFilter.__struct_fields__
@@ -388,31 +422,34 @@ def rate(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
-        raise InvalidRequest(f"rate is {value!r:.60}; give items a second, above 0")
+        raise InvalidRequest(f"rate is {_shown(value)}; give items a second, above 0")
     return float(value)
 
 
 # ---- settings ---------------------------------------------------------------------------------------------
 
 
-def backoff(value: Any) -> Backoff:
-    if value is None:
-        return Backoff()
-    if isinstance(value, Backoff):
-        return value
+_BACKOFF_HIGH = {"base": 1_000, "jitter": 1}  # a base beyond it reaches any cap at once
+
+
+def backoff(value: Any) -> dict[str, float]:
+    """The fields of Backoff that were given."""
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"backoff is a mapping of base, cap and jitter, not {_type(value)}")
-    for name in value:
-        one_of(name, "a field of backoff", ("base", "cap", "jitter"))
-    base, jitter = value.get("base", 2), value.get("jitter", 0)
-    for name, number, low, high in (("base", base, 0, 1_000), ("jitter", jitter, 0, 1)):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
-            raise InvalidRequest(f"backoff.{name} is {number!r:.60}; use a number from {low} to {high}")
-    return Backoff(base=float(base), cap_ms=duration_ms(value.get("cap", "1h"), "backoff.cap"), jitter=float(jitter))
+        raise InvalidRequest(f"backoff is {_type(value)}; give a mapping of base, cap and jitter")
+    checked: dict[str, float] = {}
+    for name, given in value.items():
+        if one_of(name, "a field of backoff", ("base", "cap", "jitter")) == "cap":
+            checked["cap_ms"] = duration_ms(given, "backoff.cap")
+            continue
+        high = _BACKOFF_HIGH[name]
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= high:
+            raise InvalidRequest(f"backoff.{name} is {_shown(given)}; use a number from 0 to {high}")
+        checked[name] = float(given)
+    return checked
 
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of QueueSettings for those arguments of create and update that were given."""
+    """The fields of QueueSettings, and within `backoff` of Backoff, for the arguments that were given."""
     checked: dict[str, Any] = {}
     for name, value in given.items():
         if name in ("lease_timeout", "expire_timeout"):

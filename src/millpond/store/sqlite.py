@@ -27,6 +27,8 @@ PAGE_BYTES = 8192  # measured: a chunk of 100 small items is three pages
 CHECKPOINT_PAGES = 2000  # 16 MB of log between checkpoints
 CHECKPOINT_PAGES_RELIEVED = 100  # when the reserve is given up, many stores' logs must fit into it
 LOG_BYTES_MAX = 2 * CHECKPOINT_PAGES * PAGE_BYTES  # a log that a huge snapshot blew up is cut back to this
+GROW_PAGES_MAX = 128  # 1 MB is allocated at a time, in a small file less
+TREE_PAGES_MAX = 8  # that a turn can add to the trees above what it stores
 CACHE_KIB = 1024  # thousands of partitions are open at a time, and the engine has a cache of its own
 COPY_BYTES = 64 << 10  # a SQLite file takes less than 128 KiB at a time
 TRIM_ROWS_MAX = 2000  # bounds what a trim adds to its commit
@@ -160,7 +162,6 @@ def connect(path: Path, upgrades: Sequence[str], durability: str, vfs: str | Non
         connection.pragma("cache_size", -CACHE_KIB)
         connection.pragma("secure_delete", 0)
         connection.pragma("temp_store", "MEMORY")
-        connection.wal_autocheckpoint(CHECKPOINT_PAGES)
         upgrade(connection, path, upgrades)
         if left_unclean:
             settle(connection, path, vfs)
@@ -188,8 +189,10 @@ def settle(connection: apsw.Connection, path: Path, vfs: str | None) -> None:
     try:
         write_again(log_of(path), vfs)
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-    except apsw.FullError:
-        pass  # the log is synced, whether or not there was room to move it into the file
+    except apsw.Error as problem:
+        if not is_full(problem, connection):
+            raise
+        # The log is synced, if there was no room to move it into the file.
 
 
 def write_again(path: Path, vfs: str | None) -> None:
@@ -246,16 +249,20 @@ class SqliteStore:
         self._last_turn = 0
         self._snapshot_turn = 0
         self._total = 0  # bytes of events so far
-        self._reserve_held = True  # what the connection's checkpoints are set for
+        self._descriptor: int | None = None  # of the file, to allocate room in it
+        self._room_pages = 0  # that turns can surely still add to the file without its growing
+        self._logged_pages = 0  # since the last checkpoint, at most
 
     def recover(self) -> Recovered:
         self.close()
         with self._failing():
             self._connection = connection = self._connect()
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             self._shrink(connection)
             connection.execute(SQL["turn"])
             recovered = self._read_state(connection)
             self._total = connection.execute(SQL["journal_total"]).get
+        self._room_pages = self._logged_pages = 0
         self._snapshot_turn = recovered.snapshot_turn
         self._last_turn = recovered.rows[-1].turn if recovered.rows else recovered.snapshot_turn
         return recovered
@@ -265,11 +272,12 @@ class SqliteStore:
         if turn.number != self._last_turn + 1:
             self.close()
             raise StoreFailed(f"{self._path}: turn {turn.number} cannot follow {self._last_turn}; recover, then go on")
-        if self._reserve_held is not self._reserve.held:
-            self._fit_checkpoints(connection)
+        pages = pages_of(turn)
         total = self._total + len(turn.events)
         snapshot_turn = self._snapshot_turn if turn.snapshot is None else turn.number
         try:
+            if self._room_pages < pages:
+                self._make_room(connection, pages)
             connection.execute(SQL["commit"], bindings_of(turn, total, snapshot_turn))
         except Exception as problem:
             raise self._failed_commit(turn.number, problem) from problem
@@ -277,6 +285,10 @@ class SqliteStore:
             self.close()
             raise
         self._last_turn, self._total, self._snapshot_turn = turn.number, total, snapshot_turn
+        self._room_pages -= pages
+        self._logged_pages += pages + len(turn.chunk_drops) + len(turn.doc_drops)
+        if self._logged_pages >= (CHECKPOINT_PAGES if self._reserve.held else CHECKPOINT_PAGES_RELIEVED):
+            self._checkpoint(connection)
 
     def read(self, chunks: Sequence[int], docs: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         connection = self._open_connection()
@@ -325,13 +337,16 @@ class SqliteStore:
         connection, self._connection = self._connection, None
         if connection is not None:
             close_quietly(connection)
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)  # last: with any descriptor of a file, a process loses all its locks on it
 
     # ---- inside ----
 
     def _connect(self) -> apsw.Connection:
         connection = connect(self._path, PARTITION_UPGRADES, self._durability, self._vfs)
+        connection.wal_autocheckpoint(0)  # `commit` sees to it
         self._reserve.take_at_first()
-        self._fit_checkpoints(connection)
         return connection
 
     def _open_connection(self) -> apsw.Connection:
@@ -378,9 +393,27 @@ class SqliteStore:
             raise StoreFailed(f"{self._path} lacks turns after turn {turn}; restore it from a copy")
         return Recovered(snapshot_turn=turn, snapshot=state, rows=rows)
 
-    def _fit_checkpoints(self, connection: apsw.Connection) -> None:
-        self._reserve_held = self._reserve.held
-        connection.wal_autocheckpoint(CHECKPOINT_PAGES if self._reserve_held else CHECKPOINT_PAGES_RELIEVED)
+    def _make_room(self, connection: apsw.Connection, pages: int) -> None:
+        """Allocates what turns will add to the file before they are logged: a log that could not be moved into the
+        file for want of room could not be emptied either, and nothing more could be written, completes included.
+        """
+        assert self._descriptor is not None
+        used, free = connection.execute(SQL["pages"]).get
+        size = os.fstat(self._descriptor).st_size // PAGE_BYTES
+        self._room_pages = size - used + free
+        missing = pages - self._room_pages
+        if missing > 0:
+            ahead = min(GROW_PAGES_MAX, used // 4) if self._reserve.held else 0
+            os.posix_fallocate(self._descriptor, size * PAGE_BYTES, (missing + ahead) * PAGE_BYTES)
+            self._room_pages = pages + ahead
+
+    def _checkpoint(self, connection: apsw.Connection) -> None:
+        """Cuts the file back to what is used: its room has to be made again."""
+        self._room_pages = self._logged_pages = 0
+        try:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.Error:
+            pass  # the turn is in the log, and safe; a later checkpoint moves it
 
     def _shrink(self, connection: apsw.Connection) -> None:
         """Gives the disk back what a long backlog took, once it is drained and the partition is opened again."""
@@ -392,6 +425,16 @@ class SqliteStore:
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except apsw.FullError:
                 pass  # it copies before it frees; another time
+
+
+def pages_of(turn: Turn) -> int:
+    """At most so many pages come into use with a turn, be it that nothing is freed before it is written anew."""
+    size = len(turn.events) + len(turn.snapshot or b"")
+    for chunk in turn.chunks:
+        size += len(chunk.body)
+    for doc in turn.docs.values():
+        size += len(doc)
+    return size // PAGE_BYTES + 2 * (len(turn.chunks) + len(turn.docs)) + TREE_PAGES_MAX
 
 
 def journal_rows(cursor: Iterable[Any]) -> list[JournalRow]:

@@ -70,6 +70,10 @@ END;
 -- Write a turn, all of it or nothing: the columns are those of the view.
 INSERT INTO turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: pages
+-- Pages of the file as the log has it, and how many of them are unused.
+SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count;
+
 -- name: snapshot
 -- The state to start from.
 SELECT turn, state FROM snapshot;

@@ -1,0 +1,273 @@
+"""Reads a partition's journal as history: every change of state of every item, once, in order.
+
+`decode_entry` brings rows of older versions up to date, so this module knows only the newest. A reader that begins
+in the middle tells what the rows tell: of items produced before it began it does not know their own ids and
+correlation ids (the derived id stands in), their attempts, or what they waited for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from millpond.history.format import Event, Record, decode_entry, decode_meta, numbers_of, run_of
+from millpond.model import DeadReason, State
+from millpond.store.base import JournalRow, Store
+
+PAGE_ROWS = 500  # rows asked of the store at a time: some hundred KB
+
+_REASONS = list(DeadReason)
+_DELETE = 1  # the fate of a dead item that is not kept; see queue.partition
+_CHUNKS_SLACK = 1_024  # chunks that have gone, before the list of the others is made anew
+
+
+class Names(Protocol):
+    """Derives the names of items that have none of their own; `queue.tokens.Mint` is one."""
+
+    def id(self, number: int) -> str: ...
+
+    def correlation_id(self, number: int, created: int) -> str: ...
+
+
+class Transition(msgspec.Struct, frozen=True, gc=False):
+    """One change of state. `from_state` None: the item is new, or the reader began too late to know.
+
+    `to_state` None: removed. A completed, cancelled or deleted dead item that is not kept ends without that.
+    `who` is the client of the lease, "" where it is the engine or nobody gave a name. `attempt` is the one that
+    begins or ends here, of which a defer or a release gives the count back.
+    """
+
+    item_id: str
+    partition: int
+    number: int
+    at: int
+    from_state: State | None
+    to_state: State | None
+    who: str
+    why: str
+    turn: int
+    attempt: int | None = None
+    correlation_id: str | None = None
+
+
+class _Chunk:
+    __slots__ = ("created", "live")
+
+    def __init__(self, created: int, count: int) -> None:
+        self.created = created
+        self.live = count
+
+
+class Reader:
+    """Reads the rows of one partition in order, and remembers of live items what later rows do not repeat."""
+
+    def __init__(self, partition: int, names: Names) -> None:
+        self._partition = partition
+        self._names = names
+        self._known_from: int | None = None  # items from this number on were produced before our eyes
+        self._own: dict[int, tuple[str | None, str | None]] = {}  # own id, own correlation id
+        self._attempts: dict[int, int] = {}  # those that are over, where there are any
+        self._waits: dict[int, State] = {}  # of waiting and of kept items, which state it is
+        self._chunks: dict[int, _Chunk] = {}
+        self._firsts: list[int] = []
+        self._row = JournalRow(0, 0, b"")
+        self._readers: dict[int, Callable[..., Iterator[Transition]]] = {
+            Event.PRODUCED: self._produced,
+            Event.LEASED: self._leased,
+            Event.COMPLETED: self._completed,
+            Event.RETRIED: self._retried,
+            Event.LEASE_EXPIRED: self._lease_expired,
+            Event.RELEASED: self._released,
+            Event.DUE: self._due,
+            Event.DIED: self._died,
+            Event.CANCELLED: self._cancelled,
+            Event.CLEARED: self._cleared,
+            Event.REPLACED: self._replaced,
+            Event.REDRIVEN: self._redriven,
+            Event.PURGED: self._purged,
+            Event.MOVING: self._moving,
+            Event.MOVED: self._moved,
+        }
+
+    def read(self, row: JournalRow) -> Iterator[Transition]:
+        entry = decode_entry(row.events)
+        self._row = row
+        if self._known_from is None:
+            firsts = [event[1] for event in entry.events if event[0] == Event.PRODUCED]
+            self._known_from = min(firsts, default=entry.next_number)
+        for event in entry.events:
+            reader = self._readers.get(event[0])
+            if reader is not None:  # the others change no state
+                yield from reader(*event[1:])
+
+    # ---- the events that change states --------------------------------------------------------------------
+
+    def _produced(
+        self,
+        first: int,
+        count: int,
+        deadline: int,
+        meta: bytes | None,
+        requests: Sequence[Any],
+        arrivals: Sequence[Sequence[Any]],
+    ) -> Iterator[Transition]:
+        if count:
+            self._chunks[first] = _Chunk(self._row.at, count)
+            self._firsts.append(first)
+        arrived = {number for _, number, _ in arrivals}
+        records: Sequence[Record | None] = [None] * count if meta is None else decode_meta(meta)
+        for number, record in enumerate(records, first):
+            state = State.READY
+            if record is not None:
+                if record.id is not None or record.correlation_id is not None:
+                    self._own[number] = (record.id, record.correlation_id)
+                if record.enqueue_at:
+                    state = self._waits[number] = State.SCHEDULED
+            yield self._change(number, None, state, "arrived" if number in arrived else "produced")
+
+    def _leased(self, client: str, deadline: int, runs: Sequence[int]) -> Iterator[Transition]:
+        for number in numbers_of(runs):
+            yield self._change(number, State.READY, State.LEASED, "leased", client, attempt=True)
+
+    def _completed(self, client: str, pairs: Sequence[int], keep_until: int, result: int) -> Iterator[Transition]:
+        for number in numbers_of(pairs[::2]):
+            yield self._change(number, State.LEASED, State.COMPLETED, "completed", client, attempt=True)
+            self._end_or_keep(number, State.COMPLETED, keep_until)
+
+    def _retried(
+        self, client: str, number: int, due: int, deferred: bool, error: str | None
+    ) -> Iterator[Transition]:
+        state = State.READY
+        if due:
+            state = self._waits[number] = State.SCHEDULED if deferred else State.RETRYING
+        why = "defer" if deferred else "failure"
+        yield self._change(number, State.LEASED, state, why, client, attempt=True)
+        if not deferred:
+            self._count_attempt(number)
+
+    def _lease_expired(self, runs: Sequence[int]) -> Iterator[Transition]:
+        for number in numbers_of(runs):
+            yield self._change(number, State.LEASED, State.READY, "lease_expired", attempt=True)
+            self._count_attempt(number)
+
+    def _released(self, runs: Sequence[int]) -> Iterator[Transition]:
+        for number in numbers_of(runs):
+            yield self._change(number, State.LEASED, State.READY, "released", attempt=True)
+
+    def _due(self, numbers: Sequence[int]) -> Iterator[Transition]:
+        for number in numbers:
+            yield self._change(number, self._waits.pop(number, None), State.READY, "due")
+
+    def _died(
+        self, reason: int, state: str, runs: Sequence[int], fate: int, target: str | None, error: str | None
+    ) -> Iterator[Transition]:
+        for number in numbers_of(runs):
+            self._waits.pop(number, None)
+            leased = state == State.LEASED
+            yield self._change(number, State(state), State.DEAD, _REASONS[reason], attempt=leased)
+            if leased:
+                self._count_attempt(number)
+            if fate == _DELETE:
+                self._forget(number)
+
+    def _cancelled(self, state: str, runs: Sequence[int], keep_until: int) -> Iterator[Transition]:
+        for number in numbers_of(runs):
+            self._waits.pop(number, None)
+            leased = state == State.LEASED
+            yield self._change(number, State(state), State.CANCELLED, "cancelled", attempt=leased)
+            self._end_or_keep(number, State.CANCELLED, keep_until)
+
+    def _cleared(self, state: str, runs: Sequence[int]) -> Iterator[Transition]:
+        return self._remove(numbers_of(runs), State(state), "cleared")
+
+    def _replaced(self, state: str, number: int) -> Iterator[Transition]:
+        return self._remove(numbers_of([run_of(number, 1)]), State(state), "replaced")
+
+    def _redriven(self, numbers: Sequence[int], deadline: int) -> Iterator[Transition]:
+        for number in numbers:
+            self._attempts.pop(number, None)
+            yield self._change(number, State.DEAD, State.READY, "redriven")
+
+    def _purged(self, runs: Sequence[int]) -> Iterator[Transition]:
+        for number in numbers_of(runs):
+            yield self._change(number, self._waits.pop(number, None), None, "retention")
+            self._forget(number)
+
+    def _moving(self, state: str, runs: Sequence[int], target: str) -> Iterator[Transition]:
+        """On the way back from a dead queue an item counts as dead, wherever it stood."""
+        for number in numbers_of(runs):
+            self._waits.pop(number, None)
+            if state != State.DEAD:
+                yield self._change(number, State(state), State.DEAD, "redriven")
+
+    def _moved(self, numbers: Sequence[int], names: Sequence[bytes], target: str) -> Iterator[Transition]:
+        return self._remove(numbers, State.DEAD, "moved")
+
+    # ---- what they share ----------------------------------------------------------------------------------
+
+    def _change(
+        self, number: int, before: State | None, after: State | None, why: str, who: str = "", *, attempt: bool = False
+    ) -> Transition:
+        own_id, correlation_id = self._own.get(number, (None, None))
+        known = self._known_from is not None and number >= self._known_from
+        if correlation_id is None and known:
+            correlation_id = self._names.correlation_id(number, self._chunk_of(number).created)
+        return Transition(
+            item_id=own_id or self._names.id(number),
+            partition=self._partition,
+            number=number,
+            at=self._row.at,
+            from_state=before,
+            to_state=after,
+            who=who,
+            why=why,
+            turn=self._row.turn,
+            attempt=self._attempts.get(number, 0) + 1 if attempt and known else None,
+            correlation_id=correlation_id,
+        )
+
+    def _remove(self, numbers: Iterable[int], state: State, why: str) -> Iterator[Transition]:
+        for number in numbers:
+            yield self._change(number, state, None, why)
+            self._forget(number)
+
+    def _count_attempt(self, number: int) -> None:
+        self._attempts[number] = self._attempts.get(number, 0) + 1
+
+    def _end_or_keep(self, number: int, state: State, keep_until: int) -> None:
+        if keep_until:
+            self._waits[number] = state
+        else:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        for column in (self._own, self._attempts, self._waits):
+            column.pop(number, None)  # type: ignore[attr-defined]
+        if self._known_from is not None and number >= self._known_from:
+            chunk = self._chunk_of(number)
+            chunk.live -= 1
+            if not chunk.live:
+                self._drop_chunk(number)
+
+    def _chunk_of(self, number: int) -> _Chunk:
+        return self._chunks[self._first_of(number)]
+
+    def _first_of(self, number: int) -> int:
+        return self._firsts[bisect_right(self._firsts, number) - 1]
+
+    def _drop_chunk(self, number: int) -> None:
+        del self._chunks[self._first_of(number)]
+        if len(self._firsts) > 2 * len(self._chunks) + _CHUNKS_SLACK:
+            self._firsts = sorted(self._chunks)
+
+
+def read_history(store: Store, partition: int, names: Names, after: int = 0) -> Iterator[Transition]:
+    """All that the store's journal has after that turn. The store is read a page at a time, between the yields."""
+    reader = Reader(partition, names)
+    while rows := store.journal(after, PAGE_ROWS):
+        for row in rows:
+            yield from reader.read(row)
+        after = rows[-1].turn
