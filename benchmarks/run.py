@@ -40,7 +40,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How much of everything. `cycled_max` bounds a round on the backlog, so that no batch size is left with chunks
     that another one wrote."""
 
-    seconds: float = 1.2
+    seconds: float = 1.0
     rounds: int = 5
     backlog: int = 1_000_000
     cycled_max: int = 250_000

@@ -2,18 +2,21 @@
 
 `PowerCutDisk` keeps, beside the real files, what a disk would hold for certain: the bytes that were synced, under the
 names that were synced. `cut` writes a directory as it may look after the power is back: all of that, and of what was
-not yet synced any part, sector by sector. Files are made, written and removed through the VFS; only the syncing of
-directories happens outside it, and has to be told to `sync_directory`.
+not yet synced any part, sector by sector. Files are made, written and removed through the VFS; what happens outside of
+it, to directories and to room that is allocated, is seen where Python calls `os.fsync` and `os.posix_fallocate`.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 import apsw
 
@@ -64,6 +67,7 @@ class Truncate:
     def apply(self, image: bytearray, survives: Callable[[], bool]) -> None:
         if survives():
             del image[self.size :]
+            image.extend(bytes(self.size - len(image)))
 
 
 @dataclass
@@ -126,9 +130,25 @@ class PowerCutDisk:
             raise apsw.IOError("the sync failed")
         contents.sync()
 
+    def sync_descriptor(self, descriptor: int) -> None:
+        """In the place of os.fsync."""
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        self.tell_python(lambda: self.sync_directory(path) if path.is_dir() else self.sync(self.create(str(path))))
+
+    def allocate(self, descriptor: int, offset: int, count: int) -> None:
+        """In the place of os.posix_fallocate."""
+        path, size = os.readlink(f"/proc/self/fd/{descriptor}"), max(offset + count, os.fstat(descriptor).st_size)
+        self.tell_python(lambda: self.change(self.create(path), Truncate(size)))
+        os.ftruncate(descriptor, size)
+
+    def tell_python(self, operation: Callable[[], None]) -> None:
+        try:
+            operation()
+        except apsw.IOError as problem:
+            raise OSError(errno.EIO, str(problem)) from problem
+
     def sync_directory(self, path: Path) -> None:
-        if self.dead:
-            raise OSError("the power was cut")
+        self.operate()
         for name in {*self.live, *self.durable}:
             if Path(name).parent == path:
                 if name in self.live:
@@ -193,10 +213,14 @@ class PowerCutVFS(Quiet, apsw.VFS):
 
 @contextmanager
 def power_cut_vfs(disk: PowerCutDisk) -> Iterator[str]:
-    """The name of a VFS on that disk."""
+    """The name of a VFS on that disk; while it lasts, Python's own syncs go there too."""
     name = f"power-cut-{next(names)}"
     vfs = PowerCutVFS(name, disk)
     try:
-        yield name
+        with (
+            mock.patch.object(os, "fsync", disk.sync_descriptor),
+            mock.patch.object(os, "posix_fallocate", disk.allocate),
+        ):
+            yield name
     finally:
         vfs.unregister()

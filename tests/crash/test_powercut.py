@@ -81,9 +81,8 @@ def last_turn(recovered: Recovered) -> int:
 
 
 @contextmanager
-def stores_on(disk: PowerCutDisk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stores]:
-    with power_cut_vfs(disk) as vfs, monkeypatch.context() as patch:
-        patch.setattr(sqlite, "sync_directory", disk.sync_directory)
+def stores_on(disk: PowerCutDisk) -> Iterator[Stores]:
+    with power_cut_vfs(disk) as vfs:
         yield SqliteStores(disk.root, vfs=vfs, reserve_bytes=RESERVE_BYTES)
 
 
@@ -126,7 +125,7 @@ def losses(seed: int, durability: str, path: Path, monkeypatch: pytest.MonkeyPat
     for number in range(1, LIVES + 1):
         disk = PowerCutDisk(root)
         disk.operations_left = random.choice([random.randrange(1, 30), random.randrange(1, 400)])
-        with stores_on(disk, monkeypatch) as stores:
+        with stores_on(disk) as stores:
             known = max(known, live(stores.open("incarnation", 0, durability), work))
         root = path / f"life-{number}"
         root.mkdir()
@@ -149,14 +148,12 @@ def test_relaxed_durability_loses_turns_but_tears_none(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_recover_finds_after_a_failed_sync_survives_a_power_cut(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_recover_finds_after_a_failed_sync_survives_a_power_cut(seed: int, tmp_path: Path) -> None:
     random = Random(seed)
     work, root = Work(random), tmp_path / "before"
     root.mkdir()
     disk = PowerCutDisk(root)
-    with stores_on(disk, monkeypatch) as stores:
+    with stores_on(disk) as stores:
         store = stores.open("incarnation", 0, "full")
         store.recover()
         for _ in range(5):

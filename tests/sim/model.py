@@ -564,7 +564,7 @@ class Partition:
             self.broken(f"nobody asks any more for {list(make.items.values())}")
         if batch.request_id is not None:
             made = self.queue.requests.setdefault(batch.request_id, [])
-            earlier = [one.at for _, one in made if one.items and self.at - one.at < self.queue.window]
+            earlier = [one.at for _, one in made if one.items and abs(self.at - one.at) < self.queue.window]
             if make.items and earlier:
                 self.broken(f"request {batch.request_id} was carried out twice, at {earlier} and {self.at}")
             made.append((batch, make))

@@ -137,9 +137,7 @@ class Reader:
             yield self._change(number, State.LEASED, State.COMPLETED, "completed", client, attempt=True)
             self._end_or_keep(number, State.COMPLETED, keep_until)
 
-    def _retried(
-        self, client: str, number: int, due: int, deferred: bool, error: str | None
-    ) -> Iterator[Transition]:
+    def _retried(self, client: str, number: int, due: int, deferred: bool, error: str | None) -> Iterator[Transition]:
         state = State.READY
         if due:
             state = self._waits[number] = State.SCHEDULED if deferred else State.RETRYING

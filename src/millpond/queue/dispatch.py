@@ -257,7 +257,7 @@ def _find(queue: QueueState, record: Record, names: list[bytes], now: int) -> tu
             if number in finished:
                 number = None
             ended = dedup.ended.get(name, now, window) if number is None else None
-            if name in lane.draft.names or (not lane.free and (number or ended or name in dedup.uncommitted)):
+            if name in lane.draft.names or name in dedup.uncommitted or (not lane.free and (number or ended)):
                 raise Held(lane)
             if number is not None:
                 return lane, number, None

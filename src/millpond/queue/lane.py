@@ -398,6 +398,13 @@ class Lane:
         self.probe_at = now + self.probe_wait
         self.probe_wait = min(2 * self.probe_wait or PROBE_MS, PROBE_MS_MAX)
 
+    def again(self, parts: Sequence[Part]) -> None:
+        """Parts of a turn that was not written: back to where they came from, before those that came after them."""
+        newer, self.waiting = self.waiting, []
+        for part in parts:
+            part.again(self)
+        self.waiting += newer
+
     def loaded(self, job: LoadJob) -> None:
         assert job.partition is not None
         self.partition = job.partition

@@ -90,12 +90,12 @@ def _wake_due(lane: Lane, now: int) -> None:
     due: list[int] = []
     for run in partition.due_timers.pop_due(now):
         number = run >> 20
-        if number in waiting and waiting[number] >> 1 <= now:
+        if number in waiting and waiting[number] >> 64 <= now:
             due.append(number)
     if due:
         partition.change(Event.DUE, list(dict.fromkeys(due)))
     if partition.due_timers.stale(len(waiting)):
-        partition.due_timers.rebuild((at >> 1, run_of(n, 1)) for n, at in waiting.items())
+        partition.due_timers.rebuild_from(waiting.values())
 
 
 # ---- deadlines --------------------------------------------------------------------------------------------

@@ -262,8 +262,7 @@ class LogicalQueue:
         parts, job.draft.parts = job.draft.parts, []
         if not job.issued:  # nothing of it was written: what need not wait for this lane may go elsewhere
             lane.partition.dedup.disown(job.draft.names)
-            for part in parts:
-                part.again(lane)
+            lane.again(parts)
         else:
             for part in parts:
                 (lane.given_up if part.leaves() else job.draft.parts).append(part)
@@ -286,8 +285,7 @@ class LogicalQueue:
             for part in given_up:
                 part.finish_late(lane)
         else:
-            for part in doubt.draft.parts:
-                part.again(lane)
+            lane.again(doubt.draft.parts)
 
     def panic(self, error: Exception, now: int) -> None:
         """After an exception in the loop no memory is trusted: answer everyone, and load every lane again."""

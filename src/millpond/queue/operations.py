@@ -218,7 +218,7 @@ def _show(queue: QueueState, lane: Lane, job: TurnJob, seen: Seen) -> Item:
         encoding=record.encoding,
         reference=record.reference,
         priority=record.priority,
-        enqueue_at=to_datetime(due >> 1) if due is not None else None,
+        enqueue_at=to_datetime(due >> 64) if due is not None else None,
         lease_deadline=to_datetime(lease.deadline) if lease else None,
         client_id=lease.client or None if lease else None,
         cancel_asked=seen.cancel_asked,

@@ -38,6 +38,10 @@ SNAPSHOT_VERSION = 1
 _COUNT_MASK = RUN_MAX - 1
 _DELIVERIES_BITS = 32
 
+# Most items have been tried the same few times: let them share the int that says so.
+_SAME: dict[int, int] = {}
+_SAME_LIMIT = 32 << _DELIVERIES_BITS
+
 REASONS = list(DeadReason)
 KEEP, DELETE, MOVE = range(3)  # what becomes of the dead
 
@@ -108,7 +112,7 @@ class Partition:
         self.ready = Ready()
         self.leased: dict[int, Lease] = {}
         self.lease_timers = Timers()
-        self.waiting: dict[int, int] = {}  # due << 1 | is retrying
+        self.waiting: dict[int, int] = {}  # the entry in due_timers: due << 64 | number << 20 | is retrying
         self.due_timers = Timers()
         self.tries: dict[int, int] = {}  # attempts << 32 | deliveries, those that are over
         self.priorities: dict[int, int] = {}  # other than 0
@@ -370,8 +374,7 @@ class Partition:
             self.ready.push(record.priority, number, 1)
 
     def _wait(self, number: int, due: int, *, retrying: bool) -> None:
-        self.waiting[number] = due << 1 | retrying
-        self.due_timers.push(due, run_of(number, 1))
+        self.waiting[number] = self.due_timers.push(due, number << RUN_BITS | retrying)
 
     def _return(self, runs: Iterable[int], *, attempted: bool) -> None:
         for number in numbers_of(runs):
@@ -379,7 +382,8 @@ class Partition:
             self._delivered(number, attempted=attempted)
 
     def _delivered(self, number: int, *, attempted: bool) -> None:
-        self.tries[number] = self.tries.get(number, 0) + (attempted << _DELIVERIES_BITS) + 1
+        tries = self.tries.get(number, 0) + (attempted << _DELIVERIES_BITS) + 1
+        self.tries[number] = _SAME.setdefault(tries, tries) if tries < _SAME_LIMIT else tries
 
     def _by_priority(self, run: int) -> list[tuple[int, int, int]]:
         """A run as (first, count, priority) pieces of one priority each."""
@@ -541,7 +545,7 @@ class Partition:
                 chunks=self.chunks.dump(),
                 ready=self.ready.runs(),
                 leased=[(one.client, one.grant, one.deadline, runs_of(numbers)) for one, numbers in leased],
-                waiting=self.waiting,
+                waiting={number: entry >> 64 << 1 | entry & 1 for number, entry in self.waiting.items()},
                 tries=self.tries,
                 priorities=self.priorities,
                 limits=self.limits,
@@ -575,11 +579,13 @@ class Partition:
                 self.lease_timers.push(deadline, run)
         for target, redrive, turn, runs in snapshot.moving:
             self.moving.update(dict.fromkeys(numbers_of(runs), Move(target, redrive, turn)))
-        for column in ("waiting", "tries", "priorities", "limits", "expiries", "documents", "dead", "finished"):
+        for column in ("tries", "priorities", "limits", "expiries", "documents", "dead", "finished"):
             getattr(self, column).update(getattr(snapshot, column))
         self.cancel_asked.update(snapshot.cancel_asked)
         self.confirming = snapshot.confirming
-        self.due_timers.rebuild((due >> 1, run_of(number, 1)) for number, due in self.waiting.items())
+        for number, due in snapshot.waiting.items():
+            self.waiting[number] = due >> 1 << 64 | number << RUN_BITS | due & 1
+        self.due_timers.rebuild_from(self.waiting.values())
         self.expiry_timers.rebuild((at, run_of(number, 1)) for number, at in self.expiries.items())
         self.finish_timers.rebuild((kept >> 1, run_of(number, 1)) for number, kept in self.finished.items())
         self.dedup.live, self.dedup.digests, self.dedup.names = snapshot.live, snapshot.digests, snapshot.names

@@ -16,7 +16,7 @@ from typing import Any
 
 from millpond.clock import Clock
 from millpond.model import QueueDefinition
-from millpond.queue.lane import Job, Lane
+from millpond.queue.lane import Job, Lane, Status
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.requests import Arrive, Forget, Request
 
@@ -37,7 +37,9 @@ class CommitThread:
         self._jobs.put(job)
 
     def stop(self) -> None:
+        """To be called when its last job has ended: then it ends at once."""
         self._jobs.put(None)
+        self._thread.join()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -50,6 +52,7 @@ class Runner:
         """`send` takes requests for other queues; their answers come back through `settle`."""
         self.queue = queue
         self.last_used = clock.now()
+        self.tried = asyncio.Event()  # set once every partition was read or could not be
         self._clock = clock
         self._send = send
         self._loop = asyncio.get_running_loop()
@@ -118,6 +121,8 @@ class Runner:
         log.error("queue %s failed; its partitions are loaded again", name, exc_info=error)
         self.queue.panic(error, self._clock.now())
         self._set_timer(self._clock.now() + PANIC_PAUSE_MS)
+        if self.queue.closing:
+            self._close_step()
 
     def _set_timer(self, wake_at: int | None) -> None:
         if self._timer is not None:
@@ -154,12 +159,15 @@ class Runner:
             self._panic(error)
             return
         self._clock.at_least(self.queue.now)
+        if not self.tried.is_set() and not any(l.status == Status.CLOSED for l in self.queue.state.lanes.values()):
+            self.tried.set()
         if self.queue.closing:
             self._close_step()
         else:
             self.wake()
 
     def _close_step(self) -> None:
+        self.tried.set()
         self._set_timer(None)
         self.queue.close(self._clock.now())
         self._run_jobs()

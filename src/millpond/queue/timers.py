@@ -16,12 +16,14 @@ _STALE_SLACK = 4_096  # below this a rebuild saves nothing worth having
 class Timers:
     __slots__ = ("_heap",)
 
-    def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
-        self._heap = [at << 64 | run for at, run in entries]
-        heapify(self._heap)
+    def __init__(self) -> None:
+        self._heap: list[int] = []
 
-    def push(self, at: int, run: int) -> None:
-        heappush(self._heap, at << 64 | run)
+    def push(self, at: int, run: int) -> int:
+        """Returns the entry, for those who keep it: one int, not two."""
+        entry = at << 64 | run
+        heappush(self._heap, entry)
+        return entry
 
     def next_at(self) -> int | None:
         return self._heap[0] >> 64 if self._heap else None
@@ -38,5 +40,9 @@ class Timers:
         return len(self._heap) > 2 * live + _STALE_SLACK
 
     def rebuild(self, entries: Iterable[tuple[int, int]]) -> None:
-        self._heap = [at << 64 | run for at, run in entries]
+        self.rebuild_from(at << 64 | run for at, run in entries)
+
+    def rebuild_from(self, entries: Iterable[int]) -> None:
+        """From entries that `push` returned."""
+        self._heap = list(entries)
         heapify(self._heap)

@@ -8,6 +8,8 @@ that after a crash those that were awake are woken at once.
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,26 +22,32 @@ from millpond.clock import Clock
 from millpond.errors import (
     Closed,
     Conflict,
-    InternalError,
+    DiskFull,
     InvalidRequest,
     MillpondError,
     NotFound,
     QueueExists,
     QueueInUse,
+    Unavailable,
 )
-from millpond.model import PartitionDefinition, QueueDefinition, QueueSettings, QueueStats, State
+from millpond.model import PartitionDefinition, PartitionStats, QueueDefinition, QueueSettings, QueueStats, State
 from millpond.queue.bodies import Bodies, Budget
 from millpond.queue.lane import Lane
 from millpond.queue.logical import LogicalQueue
+from millpond.queue.operations import partition_stats
 from millpond.queue.requests import Arrive, Forget, GetStats
 from millpond.queue.runner import Runner
-from millpond.store.base import Registry, StoreFailed, Stores
+from millpond.store.base import Registry, StoreFailed, StoreFull, Stores
 
+log = logging.getLogger("millpond.service")
 IDLE_MS = 30_000  # unused for so long, a queue is unloaded
 SWEEP_S = 10.0  # how often idle queues are looked for; only while some are loaded
+WAKE_AGAIN_MS = 5_000  # after a queue that had to be woken could not be
 _INCARNATION_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _INCARNATION_LENGTH = 8  # 40 bits: tells the incarnations of a name apart, and names the queue in its tokens
+_INCARNATION = re.compile(f"[{_INCARNATION_ALPHABET}]{{{_INCARNATION_LENGTH}}}")
 _KEEPS_QUEUE = (State.READY, State.SCHEDULED, State.RETRYING, State.LEASED, State.CLAIMED, State.DEAD)
+_COUNTED = ("open", "full")  # partitions in these states know what they hold
 
 T = TypeVar("T")
 
@@ -58,40 +66,73 @@ class QueuesManager:
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._changes = asyncio.Lock()  # one change to the registry at a time
-        self._registry_thread = ThreadPoolExecutor(1, "millpond-registry")
+        self._registry_thread: ThreadPoolExecutor | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        self._closing = False
+        self._open = False
 
     # ---- opening and closing ------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        for definition in await self._in_registry(self._registry.load):
-            self._definitions[definition.name] = definition
-            self._names[definition.incarnation] = definition.name
-        for stores in self._stores.values():
-            for incarnation in stores.incarnations():
-                if incarnation not in self._names:  # a delete that was cut short
-                    stores.destroy(incarnation)
-        for definition in list(self._definitions.values()):
+        if self._registry_thread is not None:
+            raise Conflict("the engine is open already; close it first")
+        self._registry_thread = ThreadPoolExecutor(1, "millpond-registry")
+        try:
+            definitions = await self._in_registry(self._registry.load)
+            self._definitions = {one.name: one for one in definitions}
+            self._names = {one.incarnation: one.name for one in definitions}
+            await self._in_registry(self._remove_orphans)
+        except BaseException:
+            await self._let_go()
+            raise
+        self._open = True
+        for definition in definitions:
             if definition.dirty:
-                self._spawn(self.runner(definition.name))
+                self._spawn(self._wake(definition.name))
             elif definition.next_wake:
                 self._set_alarm(definition.name, definition.next_wake)
 
+    def _remove_orphans(self) -> None:
+        """What a delete that was cut short has left. Anything that is not named like a queue of ours stays."""
+        for stores in self._stores.values():
+            for incarnation in stores.incarnations():
+                if incarnation not in self._names and _INCARNATION.fullmatch(incarnation):
+                    self._destroy(stores, incarnation)
+
+    def _destroy(self, stores: Stores, incarnation: str) -> None:
+        try:
+            stores.destroy(incarnation)
+        except OSError as error:
+            log.warning("files of the deleted queue %s stay until the next open: %s", incarnation, error)
+
     async def close(self) -> None:
-        self._closing = True
+        """All that is under way is carried through; twice is once."""
+        self._open = False
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for alarm in self._alarms.values():
-            alarm.cancel()
-        while self._settling:
-            await asyncio.wait(list(self._settling.values()))
-        await self._unload(list(self._runners))
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._sweeper = None
+        for name in list(self._alarms):
+            self._drop_alarm(name)
+        await self._end_tasks()
+        async with self._changes:
+            if self._registry_thread is not None:
+                await self._unload(list(self._runners))
+                await self._end_tasks()
+                await self._let_go()
+
+    async def _end_tasks(self) -> None:
+        """They end by themselves: whatever asks for a queue is refused now."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def _let_go(self) -> None:
         await self._in_registry(self._registry.close)
+        assert self._registry_thread is not None
         self._registry_thread.shutdown()
+        self._registry_thread = None
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Closed("the engine is not open; open it again and retry")
 
     # ---- looking ------------------------------------------------------------------------------------------
 
@@ -105,6 +146,7 @@ class QueuesManager:
         return self._names.get(incarnation)
 
     def definitions(self, prefix: str, after: str, limit: int) -> tuple[list[QueueDefinition], str | None]:
+        self._check_open()
         names = sorted(name for name in self._definitions if name.startswith(prefix) and name > after)
         page = [self._definitions[name] for name in names[:limit]]
         return page, page[-1].name if len(names) > limit else None
@@ -115,8 +157,24 @@ class QueuesManager:
     def is_loaded(self, name: str) -> bool:
         return name in self._runners
 
-    async def stats(self, name: str) -> QueueStats:
+    def partitions(self, name: str) -> list[PartitionStats]:
+        """As they are in memory; of a queue that sleeps only where they are."""
+        runner = self._runners.get(name)
+        if runner is not None:
+            return [partition_stats(lane) for lane in runner.queue.state.lanes.values()]
+        return [
+            PartitionStats(partition=one.partition, store=one.store, status="closed", counts={})
+            for one in self.definition(name).partitions
+        ]
+
+    async def known(self, name: str) -> Runner:
+        """The queue, once each of its partitions was read, or could not be: before that its counts say nothing."""
         runner = await self.runner(name)
+        await runner.tried.wait()
+        return runner
+
+    async def stats(self, name: str) -> QueueStats:
+        runner = await self.known(name)
         stats = await runner.ask(GetStats())
         assert isinstance(stats, QueueStats)
         return stats
@@ -128,9 +186,8 @@ class QueuesManager:
     async def runner(self, name: str) -> Runner:
         """The queue, woken if need be."""
         while True:
+            self._check_open()
             self.definition(name)
-            if self._closing:
-                raise Closed("the engine is being closed; open it again and retry")
             if name not in self._settling:
                 if name in self._runners:
                     return self._runners[name]
@@ -139,8 +196,23 @@ class QueuesManager:
 
     # ---- changing -----------------------------------------------------------------------------------------
 
-    async def create(self, name: str, settings: QueueSettings, partitions: int) -> QueueDefinition:
+    async def create(self, name: str, changes: Mapping[str, Any], partitions: int) -> QueueDefinition:
+        """`changes` to the default settings, as `validate.settings` has checked them."""
+        return await self._whole(self._create(name, _changed(QueueSettings(), changes), partitions))
+
+    async def update(self, name: str, changes: Mapping[str, Any], paused: bool | None = None) -> QueueDefinition:
+        return await self._whole(self._update(name, changes, paused))
+
+    async def delete(self, name: str, *, force: bool) -> None:
+        await self._whole(self._delete(name, force))
+
+    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+        """A change that was begun is carried through, also when its caller has gone."""
+        return await asyncio.shield(self._spawn(change))
+
+    async def _create(self, name: str, settings: QueueSettings, partitions: int) -> QueueDefinition:
         async with self._changes:
+            self._check_open()
             if name in self._definitions:
                 raise QueueExists(f"queue {name!r} exists already; update it or choose another name", queue=name)
             self._check_dead_queue(name, settings.dead_queue)
@@ -156,10 +228,11 @@ class QueuesManager:
             await self._put(definition)
             return definition
 
-    async def update(self, name: str, changes: Mapping[str, Any], paused: bool | None = None) -> QueueDefinition:
+    async def _update(self, name: str, changes: Mapping[str, Any], paused: bool | None) -> QueueDefinition:
         async with self._changes:
+            self._check_open()
             definition = self.definition(name)
-            settings = replace(definition.settings, **changes)
+            settings = _changed(definition.settings, changes)
             if "dead_queue" in changes:
                 self._check_dead_queue(name, settings.dead_queue)
             await self._put(
@@ -174,22 +247,36 @@ class QueuesManager:
                 self._runners[name].configure(self._definitions[name])
             return self._definitions[name]
 
-    async def delete(self, name: str, *, force: bool) -> None:
-        stats = await self.stats(name)
+    async def _delete(self, name: str, force: bool) -> None:
+        if not force:
+            await self.known(name)
         async with self._changes:
+            self._check_open()
             definition = self.definition(name)
             if users := sorted(n for n, one in self._definitions.items() if one.settings.dead_queue == name):
                 raise QueueInUse(f"queue {name!r} is the dead queue of {', '.join(users[:3])}; give them another first")
-            items = sum(stats.counts.get(state, 0) for state in _KEEPS_QUEUE)
-            if items and not force:
-                raise QueueInUse(f"queue {name!r} has {items} items; complete or clear them, or delete it with force")
+            if not force:
+                self._check_empty(name)
             await self._unload([name], deleting=True)
             await self._in_registry(self._registry.remove, name)
             del self._definitions[name]
             del self._names[definition.incarnation]
             self._drop_alarm(name)
             for store in {partition.store for partition in definition.partitions}:
-                await self._in_registry(self._stores[store].destroy, definition.incarnation)
+                await self._in_registry(self._destroy, self._stores[store], definition.incarnation)
+
+    def _check_empty(self, name: str) -> None:
+        """Looks at memory, so that nothing can come in before the queue is closed."""
+        items = 0
+        for one in self.partitions(name):
+            if one.status not in _COUNTED:
+                raise Unavailable(
+                    f"partition {one.partition} of queue {name!r} is away and may hold items; try again later, or"
+                    " delete it with force"
+                )
+            items += sum(one.counts.get(state, 0) for state in _KEEPS_QUEUE)
+        if items:
+            raise QueueInUse(f"queue {name!r} has {items} items; complete or clear them, or delete it with force")
 
     def _check_dead_queue(self, name: str, dead_queue: str | None) -> None:
         if dead_queue is None:
@@ -217,11 +304,14 @@ class QueuesManager:
         self._names[definition.incarnation] = definition.name
 
     async def _in_registry(self, call: Callable[..., T], *arguments: Any) -> T:
+        assert self._registry_thread is not None, "checked by whoever was asked"
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._registry_thread, call, *arguments)
-        except StoreFailed as error:
-            raise InternalError(f"the registry of queues fails ({error}); check the disk") from error
+        except StoreFull as error:
+            raise DiskFull(f"the disk is full, so no queue can be changed ({error}); make room, then retry") from error
+        except (StoreFailed, OSError) as error:
+            raise Unavailable(f"the registry of queues fails ({error}); check the disk, then retry") from error
 
     # ---- loading and unloading ----------------------------------------------------------------------------
 
@@ -244,10 +334,13 @@ class QueuesManager:
         queue = LogicalQueue(definition, lanes, rng, self._definitions.__contains__, self._clock.now())
         self._runners[name] = Runner(queue, self._clock, self._send)
         if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep_again)
 
     async def _unload(self, names: list[str], *, deleting: bool = False) -> None:
-        """Close these queues, and note in one registry commit when each must be awake again."""
+        """Close these queues, and note in one registry commit when each must be awake again.
+
+        Those that cannot be noted stay `dirty`, and so are woken by the next open.
+        """
         asleep = []
         for name in names:
             runner = self._runners.get(name)
@@ -259,27 +352,36 @@ class QueuesManager:
             del self._runners[name]
             if clean and not deleting:
                 asleep.append(replace(self._definitions[name], dirty=False, next_wake=wake or 0))
-        if asleep:
+        if not asleep:
+            return
+        try:
             await self._in_registry(self._registry.put, asleep)
-            for definition in asleep:
-                self._definitions[definition.name] = definition
-                if definition.next_wake and not self._closing:
-                    self._set_alarm(definition.name, definition.next_wake)
+            self._definitions.update((definition.name, definition) for definition in asleep)
+        except MillpondError as error:
+            log.warning("%s", error)
+        for definition in asleep:
+            if definition.next_wake and self._open:
+                self._set_alarm(definition.name, definition.next_wake)
 
     async def _unload_idle(self, name: str) -> None:
         async with self._changes:
-            await self._unload([name])
+            if name in self._runners and self._runners[name].queue.idle:
+                await self._unload([name])
 
-    def _sweep(self) -> None:
+    def _sweep_again(self) -> None:
+        self.sweep()
         self._sweeper = None
+        if self._runners and self._open:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep_again)
+
+    def sweep(self) -> None:
+        """Begin to unload the queues that have been idle for long enough and will be for a while."""
         now = self._clock.now()
         for name, runner in self._runners.items():
             if name not in self._settling and runner.queue.idle and now - runner.last_used > IDLE_MS:
                 until = runner.queue.sleeping_until()
                 if until is None or until - now > IDLE_MS:
                     self._settle(name, self._unload_idle(name))
-        if self._runners and not self._closing:
-            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def _set_alarm(self, name: str, wake: int) -> None:
         self._drop_alarm(name)
@@ -295,9 +397,17 @@ class QueuesManager:
         if self._clock.now() < wake:
             self._set_alarm(name, wake)
         else:
-            self._spawn(self.runner(name))
+            self._spawn(self._wake(name))
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    async def _wake(self, name: str) -> None:
+        try:
+            await self.runner(name)
+        except MillpondError as error:
+            if self._open and name in self._definitions:
+                log.warning("queue %s could not be woken: %s", name, error)
+                self._set_alarm(name, self._clock.now() + WAKE_AGAIN_MS)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -316,3 +426,10 @@ class QueuesManager:
             request.fail(error)
         else:
             runner.submit(request)
+
+
+def _changed(settings: QueueSettings, changes: Mapping[str, Any]) -> QueueSettings:
+    """What is left out stays, within `backoff` too."""
+    if "backoff" in changes:
+        changes = {**changes, "backoff": replace(settings.backoff, **changes["backoff"])}
+    return replace(settings, **changes)

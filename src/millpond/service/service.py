@@ -19,12 +19,10 @@ from millpond.model import (
     LeasedItem,
     LeaseLike,
     OnConflict,
-    PartitionStats,
     Produced,
     QueueDefinition,
     QueueInfo,
     QueuePage,
-    QueueSettings,
     QueueStats,
     RedriveFilter,
     Redriven,
@@ -85,14 +83,14 @@ class Service:
                 "max_attempts": max_attempts,
                 "dead_queue": dead_queue,
                 "dead": dead,
-                "backoff": backoff,
+                "backoff": {} if backoff is None else backoff,
                 "dedup_window": dedup_window,
                 "completed_retention": completed_retention,
                 "durability": durability,
                 "reference": reference,
             }
         )
-        return self._info(await self._manager.create(name, QueueSettings(**settings), partitions))
+        return self._info(await self._manager.create(name, settings, partitions))
 
     async def update_queue(
         self,
@@ -124,8 +122,8 @@ class Service:
         return self._info(await self._manager.update(name, changes))
 
     async def queue_info(self, name: str) -> QueueInfo:
-        stats = await self._manager.stats(validate.queue_name(name))
-        return self._info(self._manager.definition(name), stats)
+        await self._manager.known(validate.queue_name(name))
+        return self._info(self._manager.definition(name))
 
     async def list_queues(self, *, prefix: str = "", after: str = "", limit: int = 100) -> QueuePage:
         prefix, after = validate.string(prefix, "prefix"), validate.string(after, "after")
@@ -281,13 +279,12 @@ class Service:
                 raise InvalidRequest(f"{lease!r:.60} is not a lease token of any queue here; use the one from the item")
         return await self._ask(queue, request)
 
-    def _info(self, definition: QueueDefinition, stats: QueueStats | None = None) -> QueueInfo:
+    def _info(self, definition: QueueDefinition) -> QueueInfo:
         settings = definition.settings
-        partitions = stats.partitions if stats else [_asleep(one.partition, one.store) for one in definition.partitions]
         return QueueInfo(
             name=definition.name,
             incarnation=definition.incarnation,
-            partitions=partitions,
+            partitions=self._manager.partitions(definition.name),
             lease_timeout=settings.lease_timeout_ms / 1000,
             expire_timeout=settings.expire_timeout_ms / 1000,
             max_attempts=settings.max_attempts,
@@ -307,7 +304,3 @@ class Service:
             updated_at=to_datetime(definition.updated_at),
             loaded=self._manager.is_loaded(definition.name),
         )
-
-
-def _asleep(partition: int, store: str) -> PartitionStats:
-    return PartitionStats(partition=partition, store=store, status="closed", counts={})

@@ -27,7 +27,7 @@ PAGE_BYTES = 8192  # measured: a chunk of 100 small items is three pages
 CHECKPOINT_PAGES = 2000  # 16 MB of log between checkpoints
 CHECKPOINT_PAGES_RELIEVED = 100  # when the reserve is given up, many stores' logs must fit into it
 LOG_BYTES_MAX = 2 * CHECKPOINT_PAGES * PAGE_BYTES  # a log that a huge snapshot blew up is cut back to this
-GROW_PAGES_MAX = 128  # 1 MB is allocated at a time, in a small file less
+GROW_PAGES_MAX = 512  # 4 MB more than needed are allocated at a time, in a small file less
 TREE_PAGES_MAX = 8  # that a turn can add to the trees above what it stores
 CACHE_KIB = 1024  # thousands of partitions are open at a time, and the engine has a cache of its own
 COPY_BYTES = 64 << 10  # a SQLite file takes less than 128 KiB at a time
@@ -258,6 +258,7 @@ class SqliteStore:
         with self._failing():
             self._connection = connection = self._connect()
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            os.fsync(self._descriptor)  # see _make_room
             self._shrink(connection)
             connection.execute(SQL["turn"])
             recovered = self._read_state(connection)
@@ -396,6 +397,8 @@ class SqliteStore:
     def _make_room(self, connection: apsw.Connection, pages: int) -> None:
         """Allocates what turns will add to the file before they are logged: a log that could not be moved into the
         file for want of room could not be emptied either, and nothing more could be written, completes included.
+
+        SQLite may log the file's new size as the database's, so that has to be durable first.
         """
         assert self._descriptor is not None
         used, free = connection.execute(SQL["pages"]).get
@@ -405,10 +408,11 @@ class SqliteStore:
         if missing > 0:
             ahead = min(GROW_PAGES_MAX, used // 4) if self._reserve.held else 0
             os.posix_fallocate(self._descriptor, size * PAGE_BYTES, (missing + ahead) * PAGE_BYTES)
+            os.fsync(self._descriptor)
             self._room_pages = pages + ahead
 
     def _checkpoint(self, connection: apsw.Connection) -> None:
-        """Cuts the file back to what is used: its room has to be made again."""
+        """Also cuts the file back to what is used: room has to be made again."""
         self._room_pages = self._logged_pages = 0
         try:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)

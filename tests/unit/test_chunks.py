@@ -1,0 +1,117 @@
+"""What is known of chunks, against a plain dict."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from millpond.queue import chunks as module
+from millpond.queue.chunks import Chunks
+
+
+class Plain:
+    """One chunk, said plainly."""
+
+    def __init__(self, first: int, count: int, created: int, deadline: int) -> None:
+        self.first, self.count, self.created, self.deadline = first, count, created, deadline
+        self.live = set(range(first, first + count))
+
+
+def runs_in(plain: dict[int, Plain], rng: Random) -> tuple[int, int]:
+    """A run of live items, perhaps over several chunks."""
+    chosen = rng.choice([chunk for chunk in plain.values() if chunk.live])
+    first = rng.choice(sorted(chosen.live))
+    live = set().union(*(chunk.live for chunk in plain.values()))
+    count = 1
+    while first + count in live and rng.random() < 0.8:
+        count += 1
+    return first, count
+
+
+@pytest.mark.parametrize("slack", [0, 5, 1_024])
+@pytest.mark.parametrize("seed", range(8))
+def test_chunks_are_a_dict_of_chunks(monkeypatch: pytest.MonkeyPatch, seed: int, slack: int) -> None:
+    monkeypatch.setattr(module, "_COMPACT_SLACK", slack)
+    rng, chunks, plain, following, now = Random(seed), Chunks(), dict[int, Plain](), 1, 1_000
+    timeout = 100
+    expired: set[int] = set()
+    for _ in range(500):
+        act = rng.random()
+        if act < 0.3:
+            count = rng.randint(1, 6)
+            chunks.add(following, count, now, now + timeout)
+            plain[following] = Plain(following, count, now, now + timeout)
+            following += count
+        elif act < 0.65 and any(chunk.live for chunk in plain.values()):
+            first, count = runs_in(plain, rng)
+            drops = []
+            for number in range(first, first + count):
+                chunk = next(one for one in plain.values() if number in one.live)
+                chunk.live.remove(number)
+                if not chunk.live:
+                    drops.append(chunk.first)
+            assert chunks.end(first, count) == drops
+        elif act < 0.85:
+            now += rng.choice([1, 10, 60])
+            due = [one for one in plain.values() if one.live and one.deadline <= now and one.first not in expired]
+            found = chunks.pop_expired(now)
+            assert sorted(found) == [(one.first, one.first + one.count, len(one.live)) for one in due]
+            expired.update(one.first for one in plain.values() if one.deadline <= now)
+        elif act < 0.92:
+            timeout = rng.choice([10, 100, 300])
+        elif act < 0.96:
+            chunks.dump()
+        else:
+            chunks = Chunks.load(chunks.dump())
+            chunks.pop_expired(now)  # what had expired before is told again after a restart
+            expired.update(one.first for one in plain.values() if one.deadline <= now)
+        alive = [one for one in plain.values() if one.live]
+        assert len(chunks) == len(alive)
+        for one in alive:
+            for number in one.live:
+                assert chunks.holds(number)
+                assert chunks.first_of(number) == one.first
+                assert chunks.created_of(number) == one.created
+                assert chunks.deadline_of(number) == one.deadline
+        waiting = [one.deadline for one in alive if one.first not in expired]
+        if waiting:
+            wake = chunks.next_deadline()
+            assert wake is not None
+            assert wake <= min(waiting)
+    assert len(plain) > 100
+
+
+def test_pieces_cut_a_run_at_the_edges_of_chunks() -> None:
+    chunks = Chunks()
+    for first, count, created in ((1, 3, 10), (4, 2, 20), (6, 5, 30)):
+        chunks.add(first, count, created, 100)
+    assert list(chunks.pieces(2, 6)) == [(1, 2, 4, 10), (4, 4, 6, 20), (6, 6, 8, 30)]
+
+
+def test_a_chunk_that_is_gone_holds_nothing() -> None:
+    chunks = Chunks()
+    chunks.add(1, 3, 0, 100)
+    chunks.add(4, 3, 0, 100)
+    assert chunks.end(1, 3) == [1]
+    assert not chunks.holds(2)
+    assert chunks.holds(4)
+    assert not chunks.holds(7)
+    assert not Chunks().holds(1)
+
+
+def test_a_steady_timeout_costs_one_heap_entry() -> None:
+    chunks = Chunks()
+    for number in range(1, 1_000):
+        chunks.add(number, 1, number, number + 500)
+    assert len(chunks._expiry) == 1
+    assert len(chunks.pop_expired(900)) == 400
+    assert len(chunks._expiry) == 1
+
+
+def test_a_chunk_is_sparse_when_few_of_its_items_are_left() -> None:
+    chunks = Chunks()
+    chunks.add(1, 10, 0, 100)
+    assert not chunks.sparse(1, 4)
+    chunks.end(1, 8)
+    assert chunks.sparse(9, 4)

@@ -1,0 +1,70 @@
+"""Ids, correlation ids and lease tokens: what is made can be read, and nothing else can."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from millpond.queue.tokens import Mint, TokenReader, read_id
+
+
+@pytest.mark.parametrize("correlation_id", [None, "c", "with.dots and spaces", "x" * 128])
+def test_a_token_holds_partition_number_grant_creation_and_correlation_id(correlation_id: str | None) -> None:
+    rng, reader = Random(1), TokenReader("inc")
+    for _ in range(200):
+        partition, number, grant = rng.randint(0, 999), rng.randint(1, (1 << 44) - 1), rng.randint(1, 1 << 50)
+        created = rng.randint(0, 1 << 45)
+        token = Mint("inc", partition).token(number, grant, created, correlation_id)
+        expected = (partition, number, grant, created, correlation_id)
+        assert tuple(reader.read(token) or ()) == expected
+        assert [tuple(one or ()) for one in reader.read_all([token, token])] == [expected, expected]
+
+
+def test_many_tokens_are_read_as_one_is() -> None:
+    mint, reader = Mint("inc", 3), TokenReader("inc")
+    plain = [mint.token(number, 5, 1_000, None) for number in range(1, 50)]
+    mixed = [*plain, "", "nonsense", mint.token(7, 5, 1_000, "own"), Mint("other", 3).token(1, 1, 1, None)]
+    spaced = [plain[0], plain[1][:-2] + "  "]
+    for tokens in (plain, mixed, spaced, [], ["x"]):
+        assert list(reader.read_all(tokens)) == [reader.read(token) for token in tokens]
+
+
+@pytest.mark.parametrize("correlation_id", [None, "own"])
+def test_a_mangled_token_is_refused(correlation_id: str | None) -> None:
+    reader = TokenReader("inc")
+    token = Mint("inc", 3).token(12, 34, 56, correlation_id)
+    start = len("inc.")
+    for place in range(start, len(token)):
+        for digit in "0f.":
+            mangled = token[:place] + digit + token[place + 1 :]
+            assert mangled == token or reader.read(mangled) is None or mangled[place] == token[place]
+    for cut in range(len(token)):
+        assert reader.read(token[:cut]) is None
+    assert reader.read(token + "0") is None
+
+
+def test_a_token_of_another_incarnation_is_refused() -> None:
+    token = Mint("inc1", 0).token(1, 1, 1, None)
+    assert TokenReader("inc2").read(token) is None
+    assert TokenReader("inc2").read(token.replace("inc1", "inc2")) is None
+
+
+def test_an_id_is_read_back_and_only_as_it_was_written() -> None:
+    mint = Mint("inc", 3)
+    assert read_id("inc", mint.id(12)) == (3, 12)
+    for other in ("inc-3-012", "inc-03-12", "inc-3-", "inc--12", "inc-3-12-", "inc-3-x", "inc-3-१", "other-3-12", "inc"):
+        assert read_id("inc", other) is None
+    assert read_id("inc", f"inc-3-{1 << 44}") is None
+    assert read_id("inc", "inc-70000-1") is None
+
+
+def test_correlation_ids_are_distinct_over_partitions_and_numbers() -> None:
+    made = {
+        Mint(incarnation, partition).correlation_id(number, created)
+        for incarnation in ("a", "b")
+        for partition in range(5)
+        for number in range(1, 20)
+        for created in (0, 1_700_000_000_000)
+    }
+    assert len(made) == 2 * 5 * 19 * 2
