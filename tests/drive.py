@@ -100,10 +100,13 @@ class Pond:
 
     def produce(self, *payloads: bytes | Record, queue: str = "q", **options: Any) -> list[Produced]:
         named = any(isinstance(p, Record) and (p.id or p.key) for p in payloads)
-        return self.ask(Produce(list(payloads), 0, named=named, **options), queue)
+        replies: list[Produced] = self.ask(Produce(list(payloads), 0, named=named, **options), queue)
+        return replies
 
     def lease(self, batch: int = 1, queue: str = "q", **options: Any) -> list[LeasedItem]:
-        return self.ask(Lease(batch, **options), queue)
+        items: list[LeasedItem] = self.ask(Lease(batch, **options), queue)
+        return items
 
     def complete(self, items: Sequence[LeasedItem], queue: str = "q") -> list[Any]:
-        return self.ask(Complete([item.lease for item in items]), queue)
+        results: list[Any] = self.ask(Complete([item.lease for item in items]), queue)
+        return results

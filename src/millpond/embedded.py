@@ -13,6 +13,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from random import Random, SystemRandom
 from types import TracebackType
@@ -57,18 +58,27 @@ class DirectoryLock:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise InvalidRequest(f"cannot use {directory} as data directory ({error}); choose another") from error
+        try:
+            self._take(directory)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _take(self, directory: Path) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             owner = os.read(self._file, 20).decode(errors="replace").strip()
-            os.close(self._file)
             raise Conflict(
                 f"data directory {directory} is in use by process {owner or 'unknown'}; close it there first"
             ) from None
-        os.truncate(self._file, 0)
-        os.write(self._file, f"{os.getpid()}\n".encode())
+        try:
+            os.truncate(self._file, 0)
+            os.write(self._file, f"{os.getpid()}\n".encode())
+        except OSError:  # a full disk: the lock counts, the number in it is for people
+            pass
 
     def release(self) -> None:
         os.close(self._file)
@@ -78,7 +88,10 @@ class AsyncPond(Service):
     """The engine on the running event loop."""
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None) -> None:
-        self._path = path
+        given: Any = path
+        if not isinstance(given, str | Path) or not given:
+            raise InvalidRequest(f"{given!r:.60} is no data directory; give the path of one, or ':memory:'")
+        self._directory: Path | None = None
         self._lock: DirectoryLock | None = None
         clock = clock or Clock()
         registry: Registry
@@ -86,8 +99,7 @@ class AsyncPond(Service):
         if str(path) == ":memory:":
             registry, stores = MemoryRegistry(), MemoryStores()
         else:
-            directory = Path(path).absolute()
-            self._lock = DirectoryLock(directory)
+            self._directory = directory = Path(path).absolute()
             registry, stores = SqliteRegistry(directory), SqliteStores(directory)
         rng = Random(SystemRandom().random())
         super().__init__(QueuesManager(registry, {"default": stores}, clock, rng), clock)
@@ -100,6 +112,8 @@ class AsyncPond(Service):
         await self.close()
 
     async def open(self) -> None:
+        if self._directory is not None:
+            self._lock = DirectoryLock(self._directory)
         try:
             await self._manager.open()
         except BaseException:
@@ -107,7 +121,7 @@ class AsyncPond(Service):
             raise
 
     async def close(self) -> None:
-        """Commits under way are finished, parked leases return empty, files are closed."""
+        """Commits under way are finished, parked leases return empty, files are closed. Twice is once."""
         await self._manager.close()
         self._release()
 
@@ -131,13 +145,16 @@ class Pond:
     """The engine behind blocking calls: an event loop in a thread of its own."""
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None) -> None:
+        self._pond = AsyncPond(path, clock=clock)
+        self._gate = threading.Lock()  # no call comes in behind `close`
+        self._closing: Future[None] | None = None
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="millpond-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="millpond-engine", daemon=True)
         self._thread.start()
         try:
-            self._pond = self._call(_opened(path, clock))
+            self._call(self._pond.open())
         except BaseException:
-            self._stop()
+            self.close()
             raise
 
     def __enter__(self) -> Self:
@@ -150,20 +167,28 @@ class Pond:
 
     def close(self) -> None:
         """Commits under way are finished, parked leases return empty, files are closed. Twice is once."""
-        if not self._loop.is_closed():
-            self._call(self._pond.close())
-            self._stop()
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._gate:
+            if self._closing is None:
+                self._closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+                self._closing.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+        self._closing.result()
         self._thread.join()
+
+    async def _close(self) -> None:
+        """Ends when all calls of other threads have their answers too."""
+        await self._pond.close()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+
+    def _run(self) -> None:
+        self._loop.run_forever()
         self._loop.close()
 
     def _call(self, call: Coroutine[Any, Any, T]) -> T:
-        if self._loop.is_closed():
-            call.close()
-            raise Closed("the engine is closed; open it again")
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        with self._gate:
+            if self._closing is not None:
+                call.close()
+                raise Closed("the engine is closed; open it again and retry")
+            future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result()
         except BaseException:  # an interrupt: the call must not go on behind the caller's back
@@ -319,9 +344,3 @@ class Pond:
         return self._call(
             self._pond.list_items(queue, state=state, partition=partition, kind=kind, after=after, limit=limit)
         )
-
-
-async def _opened(path: str | Path, clock: Clock | None) -> AsyncPond:
-    pond = AsyncPond(path, clock=clock)
-    await pond.open()
-    return pond

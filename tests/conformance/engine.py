@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from millpond.errors import NotFound
@@ -43,7 +43,7 @@ class SteppedPond(Pond):
                 return
         raise AssertionError("a queue wants to run for ever at one instant")
 
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Generator[None]:
         """The same as `run`, stopping wherever a crash could cut in."""
         moved = True
         while moved:
@@ -193,6 +193,8 @@ class Faults:
 
 
 class FaultyStore:
+    blocking = False  # the tests run its jobs themselves
+
     def __init__(self, inner: Store, faults: Faults) -> None:
         self._inner = inner
         self._faults = faults

@@ -128,9 +128,7 @@ def test_a_dead_queue_that_is_gone_leaves_the_dead_in_place(make_pond: MakePond)
     assert (dead.state, dead.dead_reason) == (State.DEAD, "rejected")
 
 
-def test_a_dead_queue_that_is_away_gets_its_letters_when_it_is_back(
-    make_pond: MakePond, faulty: FaultyStores
-) -> None:
+def test_a_dead_queue_that_is_away_gets_its_letters_when_it_is_back(make_pond: MakePond, faulty: FaultyStores) -> None:
     pond = make_pond(*QUEUES, on=faulty)
     faulty.of(queue="dq").away = True
     pond.produce(b"a")
@@ -393,9 +391,7 @@ CHOICES: list[tuple[str, RedriveFilter, list[bytes]]] = [
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [choice[1:] for choice in CHOICES], ids=[c[0] for c in CHOICES])
-def test_a_filter_chooses_what_is_redriven(
-    make_pond: MakePond, chosen: RedriveFilter, expected: list[bytes]
-) -> None:
+def test_a_filter_chooses_what_is_redriven(make_pond: MakePond, chosen: RedriveFilter, expected: list[bytes]) -> None:
     pond = make_pond(*QUEUES, definition("r", dead_queue="dq"))
     kill_one(pond, Record(b"0", kind="mail"), error="boom")
     kill_one(pond, Record(b"1", kind="sms"), error="zoom")
@@ -470,4 +466,3 @@ def test_letters_of_many_partitions_go_to_many_partitions(make_pond: MakePond) -
     assert done.moved == 40
     assert sorted(payloads(pond.list())) == sorted(numbered(40))
     assert_all_forgotten(pond)
-

@@ -276,6 +276,25 @@ def test_a_clock_that_went_back_over_a_restart_revives_no_lease(pond: SteppedPon
     assert pond.lease()[0].attempts == 2
 
 
+@pytest.mark.parametrize("ask", [Complete, Extend])
+def test_a_request_sent_before_the_mark_is_known_revives_no_lease(
+    make_pond: MakePond, faulty: FaultyStores, ask: type[Complete] | type[Extend]
+) -> None:
+    pond = make_pond(on=faulty)
+    pond.produce(b"a")
+    [item] = pond.lease()
+    pond.clock.advance(30_000)  # nobody looks: the close is what finds the lease over
+    pond.close()
+    pond.clock = type(pond.clock)(pond.clock.now() - 20_000)
+    faulty.of().away = True
+    pond.open()
+    asked = pond.submit(ask([item.lease]))
+    faulty.of().away = False
+    pond.advance(200)
+    assert not asked.value[0].ok
+    assert pond.lease()[0].attempts == 2
+
+
 def test_time_goes_on_from_the_high_water_mark_after_a_restart(pond: SteppedPond) -> None:
     pond.produce(b"a")
     pond.advance(50_000)

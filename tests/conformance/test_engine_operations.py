@@ -6,8 +6,8 @@ import pytest
 
 from millpond.errors import Closed, NotFound, OutcomeUnknown
 from millpond.history.format import Record
-from millpond.model import Item, ItemPage, State
-from millpond.queue.requests import Complete, GetItem, Lease, ListItems, Produce, Redrive, RedriveFilter
+from millpond.model import Item, ItemPage, RedriveFilter, State
+from millpond.queue.requests import Complete, GetItem, Lease, ListItems, Produce, Redrive
 from tests.conformance.conftest import MakePond
 from tests.conformance.engine import FaultyStores, SteppedPond, numbered, payloads
 from tests.drive import definition

@@ -30,9 +30,7 @@ def state_of(partition: Partition) -> dict[str, Any]:
         for number in numbers_of(runs)
     }
     dump["moving"] = {
-        number: (target, redrive, turn)
-        for target, redrive, turn, runs in dump["moving"]
-        for number in numbers_of(runs)
+        number: (target, redrive, turn) for target, redrive, turn, runs in dump["moving"] for number in numbers_of(runs)
     }
     dump["ready"] = {priority: list(numbers_of(runs)) for priority, runs in dump["ready"].items()}
     dump["cancel_asked"] = sorted(dump["cancel_asked"])
@@ -212,8 +210,12 @@ def test_snapshots_and_trims_in_the_middle_of_the_work_lose_nothing(
 def test_numbers_and_ids_are_never_used_again(pond: SteppedPond) -> None:
     ids = [reply.id for reply in pond.produce(*numbered(3))]
     pond.complete(pond.lease(10))
-    for way in (pond.reopen, lambda: (pond.close(), pond.open())):
-        way()
+    for clean in (False, True):
+        if clean:
+            pond.close()
+            pond.open()
+        else:
+            pond.reopen()
         [reply] = pond.produce(b"a")
         assert reply.id not in ids
         ids.append(reply.id)
@@ -256,6 +258,23 @@ def test_the_order_after_a_restart_is_the_order_before(pond: SteppedPond) -> Non
     pond.produce(Record(b"first", priority=-1))
     pond.reopen()
     assert payloads(pond.lease(10)) == [b"first", b"3", b"4", b"5", b"1", b"0"]
+
+
+def test_the_last_items_of_a_large_chunk_survive_its_rewriting(pond: SteppedPond) -> None:
+    ids = [reply.id for reply in pond.produce(*numbered(1_000), keyed("k", b"keyed"))]
+    items = pond.lease(1_001)
+    pond.complete([item for item in items if int(item.id.rsplit("-", 1)[1]) % 50])
+    kept = [item.id for item in pond.list()]
+    assert len(kept) == 20
+    for start in range(0, 100, 10):
+        pond.produce(*numbered(10, start))  # turns in which it may be done
+        pond.advance(1_000)
+    pond.reopen()
+    assert [pond.get(item_id).payload for item_id in kept] == [b"%d" % ids.index(item_id) for item_id in kept]
+    pond.advance(30_000)
+    again = {item.id: item for item in pond.lease(1_000)}
+    assert [again[item_id].attempts for item_id in kept] == [2] * 20
+    assert pond.queues["q"].state.lanes[0].store.check() == []
 
 
 @pytest.mark.parametrize("clean", [False, True])

@@ -81,9 +81,9 @@ def test_completes_go_on_when_the_reserve_is_given_up(store: Store, disk: FullDi
     disk.quota = QUOTA - disk.free()  # somebody else takes the rest
     store.relieve(full=True)
     store.recover()
-    for number in range(refused, refused + 1000):
+    for number in range(refused, refused + 500):
         store.commit(completing(number, number - refused + 1))
-    assert last_turn(store.recover()) == refused + 999
+    assert last_turn(store.recover()) == refused + 499
 
 
 def test_the_room_of_completed_items_is_used_again(store: Store) -> None:

@@ -42,7 +42,7 @@ class Item:
     __slots__ = (
         "arrived", "attempts", "cancel_asked", "changes", "correlation_id", "created", "deliveries", "docs", "due",
         "ended_at", "error", "expire_deadline", "id", "kept_until", "lease", "moving_to", "number",
-        "partition", "payload", "priority", "reason", "record", "state", "token_floor", "version",
+        "partition", "payload", "priority", "reason", "record", "returns", "state", "token_floor", "version",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, number: int, record: Record, deadline: int) -> None:
@@ -70,6 +70,7 @@ class Item:
         self.kept_until = 0
         self.moving_to: str | None = None
         self.ended_at: int | None = None  # when it was completed, cancelled, moved on or removed
+        self.returns = False  # it moves back to where it came from, not to a dead queue
         self.arrived = False  # in the queue that it moves to
 
     def states_since(self, step: int) -> set[str]:
@@ -119,10 +120,11 @@ class Grant:
 class Make:
     """A produce that was carried out: its new items by their place in the request."""
 
-    __slots__ = ("at", "items", "partition", "reply", "takers")
+    __slots__ = ("at", "elapsed", "items", "partition", "reply", "takers")
 
     def __init__(self, at: int, partition: Partition, takers: list[Ask]) -> None:
         self.at = at
+        self.elapsed = partition.queue.model.elapsed
         self.partition = partition
         self.takers = takers
         self.items: dict[int, Item] = {}
@@ -248,8 +250,6 @@ class Partition:
             self.broken(f"item {first} follows item {self.next_number - 1}")
         self.next_number = first + number_of
         self.remembered(requests)
-        if self.read_only:
-            self.broken("produced into a read-only partition")
         if deadline != self.at + self.settings.expire_timeout_ms:
             self.broken(f"expire deadline {deadline} at {self.at}")
         records = self._bodies[first]
@@ -363,8 +363,7 @@ class Partition:
         front: dict[int, dict[int, Item]] = {}
         for number in numbers_of(runs):
             grant = self._held(number)
-            unseen = grant.token is None and (grant.client.left or grant.in_doubt)
-            if not (unseen or grant.given_up):
+            if not self._has_left(grant):
                 self.broken(f"{grant.item} was taken from {grant.client.name}, who is still there")
             grant.item.attempts -= 1
             self._end_lease(grant, "released")
@@ -440,8 +439,10 @@ class Partition:
                 self.broken(f"{item} was cancelled as {state}")
             if item.lease is not None:
                 grant = item.lease
-                if not item.cancel_asked or not (self._let_go(grant) or self._retriers(grant)):
+                over = self._has_left(grant) or self._let_go(grant) or self._askers(grant, RETRY)
+                if not item.cancel_asked or not over:
                     self.broken(f"{item} was cancelled in the middle of its lease")
+                grant.takers += self._askers(grant, RETRY)
                 self._finish(grant, "cancelled", CANCELLED, keep_until)
             else:
                 self._asked_to_cancel(item)
@@ -502,6 +503,8 @@ class Partition:
             if item.state != state or item.moving_to is not None or source is None or source.queue != target:
                 self.broken(f"{item} was sent to {target} as {state}")
             self._redrive(item, asks)
+            item.reason = source.reason
+            item.returns = True
             self._to(item, DEAD)
             self._send(item, target)
 
@@ -547,6 +550,8 @@ class Partition:
         batch, index = self.queue.origins[item.payload]
         if stored != batch.records[index]:
             self.broken(f"{item} is not what was produced: {stored!r}, {batch.records[index]!r}")
+        if self.read_only and batch.on_conflict != "replace":
+            self.broken(f"{item} was produced into a read-only partition")
         make = self._makes.get(batch)
         if make is None:
             make = self._makes[batch] = Make(self.at, self, list(batch.asks))
@@ -564,7 +569,9 @@ class Partition:
             self.broken(f"nobody asks any more for {list(make.items.values())}")
         if batch.request_id is not None:
             made = self.queue.requests.setdefault(batch.request_id, [])
-            earlier = [one.at for _, one in made if one.items and abs(self.at - one.at) < self.queue.window]
+            window, elapsed = self.queue.window, self.queue.model.elapsed
+            recent = [one for _, one in made if abs(self.at - one.at) < window and elapsed - one.elapsed < window]
+            earlier = [one.at for one in recent if one.items]
             if make.items and earlier:
                 self.broken(f"request {batch.request_id} was carried out twice, at {earlier} and {self.at}")
             made.append((batch, make))
@@ -606,7 +613,7 @@ class Partition:
             self.broken(f"{item} is not what {source} was")
         if new.correlation_id != source.correlation_id:
             self.broken(f"{item} has the correlation id {new.correlation_id}, {source} had {source.correlation_id}")
-        home = old.source if old.source is not None and old.source.queue == self.queue.name else None
+        home = old.source if source.returns else None
         if home is None:
             wanted = Source(source.partition.queue.name, source.id, source.attempts, source.reason, old.key)
             wanted.max_attempts = old.max_attempts
@@ -666,9 +673,9 @@ class Partition:
             return True
         return bool(grant.takers)
 
-    def _retriers(self, grant: Grant) -> bool:
-        grant.takers = self._askers(grant, RETRY)
-        return bool(grant.takers)
+    def _has_left(self, grant: Grant) -> bool:
+        """Whether the caller for whom this delivery was made never saw it."""
+        return grant.given_up or (grant.token is None and (grant.client.left or grant.in_doubt))
 
     def _due_fits(self, due: int, asked: int | None, deferred: bool, attempts: int) -> bool:
         if asked is not None or deferred:
@@ -805,9 +812,9 @@ JUDGES: dict[int, Callable[..., None]] = {
 
 def _is_from(item: Item, source: Item) -> bool:
     """Whether an arrived item is that one: a letter names it, and what comes back has its first id or tells of it."""
-    letter = item.record.source
-    home = source.record.source
-    if home is not None and home.queue == item.partition.queue.name:
+    letter, home = item.record.source, source.record.source
+    if source.returns:
+        assert home is not None
         return home.id in (item.record.id, letter and letter.id)
     return letter is not None and letter.id == source.id
 
@@ -832,6 +839,7 @@ class Model:
     def __init__(self, definitions: Iterable[QueueDefinition]) -> None:
         self.step = 0
         self.now = 0
+        self.elapsed = 0  # time that has passed, which a restart with a clock that is behind does not take back
         self.on_their_way: dict[bytes, list[Item]] = {}
         self.queues = {one.name: Queue(self, one) for one in definitions}
 

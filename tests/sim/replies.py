@@ -382,14 +382,14 @@ def _judge_list(model: Model, ask: Ask) -> None:
         if ask.state is not None and str(one.state) != ask.state:
             _broken(ask, f"{one.id} is {one.state}, not {ask.state}")
         _judge_shown(model, ask, one)
-        shown.add((one.partition, one.id))
+        shown.add((one.partition, one.id, one.payload))
     if len(shown) != len(page.items):
         _broken(ask, "an item is listed twice")
     if page.next is not None:
         return
     for partition in queue.partitions.values():
         for item in partition.items.values():
-            if (partition.index, item.id) in shown or item.changes[-1][0] > ask.step:
+            if (partition.index, item.id, item.payload) in shown or item.changes[-1][0] > ask.step:
                 continue
             if ask.state in (None, item.state):
                 _broken(ask, f"{item} is not listed")

@@ -99,6 +99,7 @@ class World:
         self._slow_next: set[tuple[str, int]] = set()
         self._relief: list[tuple[int, str, int]] = []  # round, queue, partition of a full disk
         self._resume: dict[str, int] = {}
+        self._post: dict[tuple[str, str], int] = {}  # the round in which the last letter from here to there arrives
         self._fresh: list[tuple[str, str]] = []  # kind and queue of changes of settings that no tick has seen yet
         self._open_all()
 
@@ -192,15 +193,27 @@ class World:
     def _pass_time(self) -> None:
         rng, dice = self.rng, self.rng.random()
         if dice < 0.5:
-            self.clock.advance(rng.randrange(20))
+            self._advance(rng.randrange(20))
         elif dice < 0.8:
-            self.clock.advance(rng.randrange(300))
+            self._advance(rng.randrange(300))
         elif dice < 0.88:
-            self.clock.advance(rng.randrange(3_000))
+            self._advance(rng.randrange(3_000))
         elif dice < 0.98:
             self._to_next_alarm()
         else:
-            self.clock.advance(rng.randrange(20_000))
+            self._advance(rng.randrange(20_000))
+
+    def _advance(self, ms: int) -> None:
+        self.clock.advance(ms)
+        self._passed(ms)
+
+    def _step(self, ms: int) -> None:
+        """Only the wall clock."""
+        self.clock.step(ms)
+        self._passed(max(0, ms))
+
+    def _passed(self, ms: int) -> None:
+        self.model.elapsed += ms
         self.model.now = max(self.model.now, self.clock.now())
 
     def _to_next_alarm(self) -> None:
@@ -214,7 +227,7 @@ class World:
         ]
         if instants:
             step = min(instants) - now + self.rng.choice((-1, 0, 1))
-            self.clock.advance(min(max(step, 0), 10_000))
+            self._advance(min(max(step, 0), 10_000))
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -348,17 +361,16 @@ class World:
                 self._close(name)
         elif fault == faults.CLOCK_FORWARDS:
             self._happened(fault, *self.lives)
-            self.clock.step(rng.choice((1, 1_000, 10_000, 400_000)) if rng.random() < 0.5 else rng.randrange(2_000))
+            self._step(rng.choice((1, 1_000, 10_000, 400_000)) if rng.random() < 0.5 else rng.randrange(2_000))
         elif fault == faults.CLOCK_BACK:
             self._happened(fault, *self.lives)
-            self.clock.step(-rng.choice((1, 1_000, 60_000, 86_400_000)))
+            self._step(-rng.choice((1, 1_000, 60_000, 86_400_000)))
         elif fault == faults.WAITER_GONE:
             self._withdraw(name)
         elif fault == faults.PAUSED:
             self._happened(fault, name)
             self._resume[name] = self.round + rng.choice((2, 10, 40))
             self._reconfigure(name, replace(self.definitions[name], paused=True))
-        self.model.now = max(self.model.now, self.clock.now())
 
     def _withdraw(self, name: str) -> None:
         live = self.lives[name]
@@ -465,7 +477,8 @@ class World:
                 partitions[index].overdue(now)
                 if asleep is not None and partitions[index].ready_count():
                     raise Violation(f"{asleep} waits beside {partitions[index].ready_count()} items of {live.name}")
-        if not any(pending.live is live for pending in self.pendings):
+        quiet = live.wake is None or live.wake > now
+        if quiet and not any(pending.live is live for pending in self.pendings):
             for request, ask in live.flying.items():
                 if isinstance(request, Lease) and request.until <= now and not request.parts:
                     raise Violation(f"{ask} was to be answered at {request.until}; it is {now}")
@@ -482,16 +495,18 @@ class World:
             if place in self._slow_next and not isinstance(job, LoadJob):
                 self._slow_next.discard(place)
                 pending.slow = True
-            hurry = 0 if rng.random() < 0.6 else rng.randrange(4)
-            pending.run_round = self.round + (rng.randrange(5, 40) if pending.slow else hurry)
-            pending.finish_round = pending.run_round + (0 if rng.random() < 0.7 else rng.randrange(4))
+            pending.run_round = self.round + (rng.randrange(5, 40) if pending.slow else self._delay())
+            pending.finish_round = pending.run_round + self._delay()
             self.pendings.append(pending)
         outbox, live.queue.state.outbox = live.queue.state.outbox, []
-        for letter in outbox:
-            self.mail.append((self._later(), live, letter, False))
+        for letter in outbox:  # one way they stay in order
+            way = (live.name, letter.target)
+            self._post[way] = max(self._post.get(way, 0), self.round + self._delay())
+            self.mail.append((self._post[way], live, letter, False))
 
-    def _later(self) -> int:
-        return self.round + (0 if self.rng.random() < 0.6 else self.rng.randrange(6))
+    def _delay(self) -> int:
+        """In rounds."""
+        return 0 if self.calm or self.rng.random() < 0.65 else self.rng.randrange(5)
 
     def _deliver(self) -> bool:
         due = [entry for entry in self.mail if entry[0] <= self.round]
@@ -511,7 +526,7 @@ class World:
 
     def _answered(self, sender: Live, letter: Arrive | Forget) -> None:
         if self.lives[sender.name] is sender:
-            self.mail.append((self._later(), sender, letter, True))
+            self.mail.append((self.round + self._delay(), sender, letter, True))
 
     def _work(self) -> bool:
         """Run and finish the jobs whose round has come, in any order."""
@@ -573,6 +588,7 @@ class World:
         self._compare()
 
     def _calm_down(self) -> None:
+        self.calm = True
         self._relief.clear()
         self._resume.clear()
         self._slow_next.clear()
@@ -602,8 +618,7 @@ class World:
     def _pass_until_next(self) -> None:
         wakes = [live.wake for live in self.lives.values() if live.wake is not None]
         wait = min(wakes, default=self.clock.now() + 1_000) - self.clock.now()
-        self.clock.advance(min(max(wait, 1), 60_000))
-        self.model.now = max(self.model.now, self.clock.now())
+        self._advance(min(max(wait, 1), 60_000))
 
     def _unsettled(self) -> list[object]:
         """What is not at its end: items on their way, and requests without an answer."""

@@ -112,6 +112,11 @@ def test_a_steady_timeout_costs_one_heap_entry() -> None:
 def test_a_chunk_is_sparse_when_few_of_its_items_are_left() -> None:
     chunks = Chunks()
     chunks.add(1, 10, 0, 100)
-    assert not chunks.sparse(1, 4)
-    chunks.end(1, 8)
-    assert chunks.sparse(9, 4)
+    chunks.end(1, 7)
+    assert chunks.sparse == set()
+    chunks.end(8, 1)
+    assert chunks.sparse == {1}
+    chunks.rewritten(1)
+    assert chunks.sparse == set()
+    chunks.end(9, 2)
+    assert chunks.sparse == set()

@@ -26,7 +26,8 @@ def test_what_is_due_comes_by_instant_then_by_number() -> None:
 
 
 def test_nothing_is_due_before_its_instant() -> None:
-    timers = Timers([(100, run_of(1, 1))])
+    timers = Timers()
+    timers.push(100, run_of(1, 1))
     assert timers.pop_due(99) == []
     assert timers.pop_due(100) == [run_of(1, 1)]
     assert timers.next_at() is None

@@ -38,7 +38,7 @@ def test_a_mangled_token_is_refused(correlation_id: str | None) -> None:
     for place in range(start, len(token)):
         for digit in "0f.":
             mangled = token[:place] + digit + token[place + 1 :]
-            assert mangled == token or reader.read(mangled) is None or mangled[place] == token[place]
+            assert mangled == token or reader.read(mangled) is None
     for cut in range(len(token)):
         assert reader.read(token[:cut]) is None
     assert reader.read(token + "0") is None
@@ -53,7 +53,8 @@ def test_a_token_of_another_incarnation_is_refused() -> None:
 def test_an_id_is_read_back_and_only_as_it_was_written() -> None:
     mint = Mint("inc", 3)
     assert read_id("inc", mint.id(12)) == (3, 12)
-    for other in ("inc-3-012", "inc-03-12", "inc-3-", "inc--12", "inc-3-12-", "inc-3-x", "inc-3-१", "other-3-12", "inc"):
+    others = ["inc-3-012", "inc-03-12", "inc-3-", "inc--12", "inc-3-12-", "inc-3-x", "inc-3-१", "other-3-12", "inc"]
+    for other in others:
         assert read_id("inc", other) is None
     assert read_id("inc", f"inc-3-{1 << 44}") is None
     assert read_id("inc", "inc-70000-1") is None

@@ -243,7 +243,7 @@ class Reader:
 
     def _forget(self, number: int) -> None:
         for column in (self._own, self._attempts, self._waits):
-            column.pop(number, None)  # type: ignore[attr-defined]
+            column.pop(number, None)
         if self._known_from is not None and number >= self._known_from:
             chunk = self._chunk_of(number)
             chunk.live -= 1

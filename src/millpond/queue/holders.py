@@ -69,7 +69,7 @@ class TokenPart(Part):
 
     def _held(self, lane: Lane) -> Iterator[tuple[Token, bool]]:
         """Each token and whether its delivery is in force. A request counts as of its arrival."""
-        leased, at = lane.partition.leased, self._request.at
+        leased, at = lane.partition.leased, max(self._request.at, lane.mark)
         for token in self._tokens:
             lease = leased.get(token[1])
             yield token, lease is not None and lease.grant == token[2] and at < lease.deadline
@@ -78,7 +78,7 @@ class TokenPart(Part):
 
     def _complete(self, lane: Lane, request: Complete, now: int) -> Sequence[Result]:
         """Gather what is held, to be sealed into one event with the completes of others."""
-        get, at = lane.partition.leased.get, request.at
+        get, at = lane.partition.leased.get, max(request.at, lane.mark)
         done = lane.draft.completed
         current, numbers = done[-1] if done else (None, [])
         lost: dict[int, Result] = {}

@@ -230,6 +230,7 @@ class Lane:
         self.bodies = bodies
         self.status = Status.CLOSED
         self.partition: Partition = None  # type: ignore[assignment]  # until it is loaded; see `known`
+        self.mark = 0  # the instant it was first loaded at: no request to it is earlier, whatever the clock said
         self.job: Job | None = None
         self.doubt: TurnJob | None = None  # the failed turn whose outcome the next load tells
         self.given_up: list[Part] = []  # of that turn
@@ -407,6 +408,8 @@ class Lane:
 
     def loaded(self, job: LoadJob) -> None:
         assert job.partition is not None
+        if not self.known:
+            self.mark = job.partition.at
         self.partition = job.partition
         self._rows, self._bytes = job.replayed
         self.status = Status.OPEN

@@ -92,8 +92,8 @@ def _wake_due(lane: Lane, now: int) -> None:
         number = run >> 20
         if number in waiting and waiting[number] >> 64 <= now:
             due.append(number)
-    if due:
-        partition.change(Event.DUE, list(dict.fromkeys(due)))
+    if due:  # an entry may have been left by an earlier wait of the same item: the order is that of the last
+        partition.change(Event.DUE, sorted(dict.fromkeys(due), key=waiting.__getitem__))
     if partition.due_timers.stale(len(waiting)):
         partition.due_timers.rebuild_from(waiting.values())
 

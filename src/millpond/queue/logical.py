@@ -274,7 +274,9 @@ class LogicalQueue:
         lane.loaded(job)
         if lane.full:
             lane.probe_at = now + RELIEVE_MS
-        self._now = max(self._now, lane.partition.at)
+        if lane.partition.at > self._now:  # the clock is behind what is on disk: no time has passed by that
+            self.state.opened_at += lane.partition.at - self._now
+            self._now = lane.partition.at
         doubt, lane.doubt = lane.doubt, None
         given_up, lane.given_up = lane.given_up, []
         if doubt is None:

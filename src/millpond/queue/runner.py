@@ -159,12 +159,16 @@ class Runner:
             self._panic(error)
             return
         self._clock.at_least(self.queue.now)
-        if not self.tried.is_set() and not any(l.status == Status.CLOSED for l in self.queue.state.lanes.values()):
-            self.tried.set()
+        if not self.tried.is_set():
+            self._see_whether_tried()
         if self.queue.closing:
             self._close_step()
         else:
             self.wake()
+
+    def _see_whether_tried(self) -> None:
+        if all(lane.status != Status.CLOSED for lane in self.queue.state.lanes.values()):
+            self.tried.set()
 
     def _close_step(self) -> None:
         self.tried.set()

@@ -106,7 +106,9 @@ class TokenReader:
             partition, grant, created, high, low, check = _SEALED.unpack(sealed)
             expected = crc32(sealed[: _BODY.size], self._seed)
             if len(token) > self._length:
-                correlation_id = token[self._length + 1 :]
+                separator, correlation_id = token[self._length], token[self._length + 1 :]
+                if separator != "." or not correlation_id:
+                    return None
                 expected = crc32(correlation_id.encode(), expected)
         except (ValueError, struct.error):
             return None

@@ -64,8 +64,10 @@ class SendPart(Part):
         self._numbers = numbers
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
-        transfers = [_transfer(self._queue, lane, job, number) for number in self._numbers]
-        self._queue.outbox.append(Arrive(self._target, lane.index, self._numbers, transfers))
+        numbers = [number for number in self._numbers if number in lane.sent]  # not after a load: they are found anew
+        if numbers:
+            transfers = [_transfer(self._queue, lane, job, number) for number in numbers]
+            self._queue.outbox.append(Arrive(self._target, lane.index, numbers, transfers))
 
     def again(self, lane: Lane) -> None:
         """Found anew: the lane was loaded again and has nothing on its way."""

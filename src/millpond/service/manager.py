@@ -32,7 +32,7 @@ from millpond.errors import (
 )
 from millpond.model import PartitionDefinition, PartitionStats, QueueDefinition, QueueSettings, QueueStats, State
 from millpond.queue.bodies import Bodies, Budget
-from millpond.queue.lane import Lane
+from millpond.queue.lane import Lane, Status
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.operations import partition_stats
 from millpond.queue.requests import Arrive, Forget, GetStats
@@ -47,7 +47,6 @@ _INCARNATION_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _INCARNATION_LENGTH = 8  # 40 bits: tells the incarnations of a name apart, and names the queue in its tokens
 _INCARNATION = re.compile(f"[{_INCARNATION_ALPHABET}]{{{_INCARNATION_LENGTH}}}")
 _KEEPS_QUEUE = (State.READY, State.SCHEDULED, State.RETRYING, State.LEASED, State.CLAIMED, State.DEAD)
-_COUNTED = ("open", "full")  # partitions in these states know what they hold
 
 T = TypeVar("T")
 
@@ -143,6 +142,7 @@ class QueuesManager:
         return definition
 
     def name_of(self, incarnation: str) -> str | None:
+        self._check_open()
         return self._names.get(incarnation)
 
     def definitions(self, prefix: str, after: str, limit: int) -> tuple[list[QueueDefinition], str | None]:
@@ -266,15 +266,18 @@ class QueuesManager:
                 await self._in_registry(self._destroy, self._stores[store], definition.incarnation)
 
     def _check_empty(self, name: str) -> None:
-        """Looks at memory, so that nothing can come in before the queue is closed."""
+        """Looks at memory: what comes in from here on finds the queue closed."""
+        if name not in self._runners:
+            raise Conflict(f"queue {name!r} was changed meanwhile; look at it, then try again")
         items = 0
-        for one in self.partitions(name):
-            if one.status not in _COUNTED:
+        for lane in self._runners[name].queue.state.lanes.values():
+            if lane.status != Status.OPEN:
                 raise Unavailable(
-                    f"partition {one.partition} of queue {name!r} is away and may hold items; try again later, or"
-                    " delete it with force"
+                    f"partition {lane.index} of queue {name!r} is away and may hold items; try again later, or delete"
+                    " it with force"
                 )
-            items += sum(one.counts.get(state, 0) for state in _KEEPS_QUEUE)
+            counts = lane.partition.counts()
+            items += sum(counts.get(state, 0) for state in _KEEPS_QUEUE)
         if items:
             raise QueueInUse(f"queue {name!r} has {items} items; complete or clear them, or delete it with force")
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
 from millpond.clock import Clock
-from millpond.errors import InvalidRequest
+from millpond.errors import InvalidRequest, MillpondError
 from millpond.model import (
     CLEAR_STATES,
     Duration,
+    ErrorInfo,
     Item,
     ItemPage,
     Items,
@@ -49,6 +50,9 @@ from millpond.queue.requests import (
 from millpond.queue.tokens import lease_incarnation
 from millpond.service import validate
 from millpond.service.manager import QueuesManager
+
+T = TypeVar("T")
+_NO_QUEUE = ErrorInfo("invalid", "not a lease token of any queue here; use the one that came with the item")
 
 
 class Service:
@@ -179,21 +183,18 @@ class Service:
         if result is not None and len(leases) > 1:
             raise InvalidRequest("a result goes with one lease; complete the items one by one, or leave it out")
         stored = None if result is None else validate.document(result, "result")
-        results: Sequence[Result] = await self._ask_holder(queue, leases[0], Complete(leases, stored))
-        return results
+        return await self._ask_holders(queue, leases, leases, lambda some: Complete(some, stored))
 
     async def retry(self, items: Sequence[Retry | LeaseLike], *, queue: str | None = None) -> Sequence[Result]:
         checked = validate.retries(items, self._clock.now())
-        results: Sequence[Result] = await self._ask_holder(queue, checked[0].lease, RetryItems(checked))
-        return results
+        return await self._ask_holders(queue, checked, [one.lease for one in checked], RetryItems)
 
     async def extend(
         self, leases: Sequence[LeaseLike], *, queue: str | None = None, lease_timeout: Duration | None = None
     ) -> Sequence[Result]:
         leases = validate.leases(leases)
         timeout = validate.lease_timeout_ms(lease_timeout, low=0)
-        results: Sequence[Result] = await self._ask_holder(queue, leases[0], Extend(leases, timeout))
-        return results
+        return await self._ask_holders(queue, leases, leases, lambda some: Extend(some, timeout))
 
     async def write_state(
         self, lease: LeaseLike, state_doc: Any, *, version: int, queue: str | None = None
@@ -201,7 +202,11 @@ class Service:
         [checked_lease] = validate.leases([lease])
         checked = validate.integer(version, "version", 0, 1 << 62)
         request = WriteState(checked_lease, checked, validate.document(state_doc, "state_doc"))
-        written: StateWritten = await self._ask_holder(queue, checked_lease, request)
+        if queue is None:
+            queue = self._manager.name_of(lease_incarnation(checked_lease))
+            if queue is None:
+                raise InvalidRequest(_NO_QUEUE.message)
+        written: StateWritten = await self._ask(queue, request)
         return written
 
     async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
@@ -271,13 +276,39 @@ class Service:
             runner.withdraw(request)
             raise
 
-    async def _ask_holder(self, queue: str | None, lease: LeaseLike, request: Request) -> Any:
-        """A token names its queue, so callers may leave it out."""
+    async def _ask_holders(
+        self,
+        queue: str | None,
+        entries: Sequence[T],
+        leases: Sequence[LeaseLike],
+        request: Callable[[Sequence[T]], Request],
+    ) -> Sequence[Result]:
+        """Ask with one entry a lease. A token names its queue, so callers may leave it out, and mix queues."""
+        results: Sequence[Result]
         if queue is None:
-            queue = self._manager.name_of(lease_incarnation(lease))
-            if queue is None:
-                raise InvalidRequest(f"{lease!r:.60} is not a lease token of any queue here; use the one from the item")
-        return await self._ask(queue, request)
+            names = [self._manager.name_of(one) for one in map(lease_incarnation, leases)]
+            if len(set(names)) > 1 or names[0] is None:
+                return await self._ask_each(names, entries, request)
+            queue = names[0]
+        results = await self._ask(queue, request(entries))
+        return results
+
+    async def _ask_each(
+        self, names: Sequence[str | None], entries: Sequence[T], request: Callable[[Sequence[T]], Request]
+    ) -> Sequence[Result]:
+        """The entries of each queue by themselves: good ones take effect, whatever becomes of the others."""
+        results = [Result(error=_NO_QUEUE)] * len(entries)
+        for name in dict.fromkeys(names):
+            if name is None:
+                continue
+            places = [place for place, one in enumerate(names) if one == name]
+            try:
+                answers = await self._ask(name, request([entries[place] for place in places]))
+            except MillpondError as error:
+                answers = [Result(error=ErrorInfo(error.code, error.message))] * len(places)
+            for place, answer in zip(places, answers, strict=True):
+                results[place] = answer
+        return results
 
     def _info(self, definition: QueueDefinition) -> QueueInfo:
         settings = definition.settings

@@ -1,0 +1,49 @@
+"""What tests look at from outside: the whole of a pond, who waits, what a process holds."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from millpond import AsyncPond, Pond
+
+
+def picture(pond: Pond) -> dict[str, Any]:
+    """All that can be seen of a pond's queues. On a clock that stands still it changes only with them."""
+    seen: dict[str, Any] = {}
+    after: str | None = ""
+    while after is not None:
+        page = pond.list_queues(after=after)
+        for queue in page.queues:
+            seen[queue.name] = (pond.stats(queue.name), pond.queue_info(queue.name), pond.list_items(queue.name))
+        after = page.next
+    return seen
+
+
+def until_parked(pond: Pond, queue: str, waiters: int = 1) -> None:
+    """Each look is a turn of the engine's loop, so this is no busy waiting for long."""
+    while pond.stats(queue).waiters < waiters:
+        pass
+
+
+async def until_parked_async(pond: AsyncPond, queue: str, waiters: int = 1) -> None:
+    while (await pond.stats(queue)).waiters < waiters:
+        pass
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def files_open_below(directory: object) -> list[str]:
+    """This process's open files in a directory."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:  # the listing's own
+            continue
+        if target.startswith(f"{directory}/"):
+            found.append(target)
+    return found
