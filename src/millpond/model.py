@@ -174,6 +174,8 @@ class Grant(Protocol):
     @property
     def created(self) -> int: ...
 
+    def token(self, number: int) -> str: ...
+
     def fields(self, number: int, payload: bytes) -> LeasedFields: ...
 
 
@@ -206,6 +208,8 @@ class LeasedItem(msgspec.Struct, gc=False, eq=False):
 
     @property
     def lease(self) -> str:
+        if self.known is None and self.grant is not None:
+            return self.grant.token(self.number)
         return self.fields.lease
 
     @property

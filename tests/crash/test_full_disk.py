@@ -205,6 +205,18 @@ def test_a_used_up_quota_of_a_user_is_a_full_disk(store: Store, disk: FullDisk) 
     assert last_turn(store.recover()) == refused - 1
 
 
+def test_a_file_system_that_cannot_allocate_is_used_without(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, offset: int, count: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    for number in range(1, 5):
+        store.commit(producing(number))
+    assert store.relieve(full=True) is False
+    assert store.relieve(full=False) is False
+    assert last_turn(store.recover()) == 4
+
+
 def test_another_error_is_not_a_full_disk(store: Store, disk: FullDisk) -> None:
     disk.error = errno.EIO
     disk.quota -= disk.free()

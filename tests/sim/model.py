@@ -158,10 +158,10 @@ class Queue:
         self.flying: dict[int, Ask] = {}  # asked and not answered
         self.transfers: dict[bytes, Transfer] = {}  # that arrived here
 
-    def taken(self, name: tuple[str, str], since: int, until: int, but: Item | None = None) -> Item | None:
+    def taken(self, name: tuple[str, str], since: int, until: int) -> Item | None:
         """Who had this name, or had it within the window, at some instant of that time."""
         for item in reversed(self.holders.get(name, ())):
-            if item is not but and item.created <= until:
+            if item.created <= until:
                 freed = item.ended_at
                 if freed is None or freed >= since or freed + self.window > since:
                     return item
@@ -472,7 +472,6 @@ class Partition:
         if item.state not in WAITING:
             self.broken(f"{item} was replaced")
         self._to(item, GONE)
-        item.ended_at = -self.queue.window  # its names are free at once
         self._replaced.append(item)
 
     def redriven(self, numbers: Sequence[int], deadline: int) -> None:
@@ -623,21 +622,30 @@ class Partition:
         self._judge_return(item, home)
 
     def _judge_return(self, item: Item, home: Source) -> None:
-        record, taken = item.record, self.queue.taken
-        if record.id != home.id:
-            holder = self.queue.by_id.get(home.id, [])
-            if not any(one.was_there(self.at) for one in holder):
+        record = item.record
+        if record.id == home.id:
+            if any(one.ended_at is None for one in self.queue.by_id.get(home.id, ())):
+                self.broken(f"{item} came back under an id that is taken")
+        else:
+            if not self._taken_by_another(item, self.queue.by_id.get(home.id, ())):
                 self.broken(f"{item} came back under another id although {home.id} is free")
             if record.id is not None or record.source is None or record.source.id != home.id:
                 self.broken(f"{item} does not tell that it was {home.id}")
-        elif any(one.state != GONE for one in self.queue.by_id.get(home.id, [])):
-            self.broken(f"{item} came back under an id that is taken")
-        if record.key is not None:
-            holder_of_key = self.queue.holders.get(("key", record.key), [])
-            if record.key != home.key or any(one.state != GONE for one in holder_of_key):
-                self.broken(f"{item} came back with the key {record.key!r}")
-        elif home.key is not None and not taken(("key", home.key), self.at, self.at):
+        if home.key is None:
+            return
+        holders = self.queue.holders.get(("key", home.key), ())
+        if record.key is not None and (record.key != home.key or any(one.ended_at is None for one in holders)):
+            self.broken(f"{item} came back with the key {record.key!r}")
+        if record.key is None and not self._taken_by_another(item, holders):
             self.broken(f"{item} came back without its key {home.key!r}")
+
+    def _taken_by_another(self, item: Item, holders: Sequence[Item]) -> bool:
+        """Or by itself, as long as the queue it left has not let go of it."""
+        return any(
+            one.was_there(self.at)
+            or (one.payload != item.payload and one.ended_at is not None and one.ended_at + self.queue.window > self.at)
+            for one in holders
+        )
 
     # ---- what the rules share -----------------------------------------------------------------------------
 
@@ -716,10 +724,9 @@ class Partition:
                 return False
         elif item.expire_deadline > self.at:
             return False
-        if retries:
-            grant.takers = [ask for ask, _ in retries]
-            return True
-        return error is None and self._let_go(grant)
+        over = error is None and self._let_go(grant)
+        grant.takers += [ask for ask, _ in retries]
+        return over or bool(retries)
 
     def _asked_to_cancel(self, item: Item) -> None:
         asks = [ask for ask in self.queue.of_kind(CANCEL) if item.id in ask.ids]

@@ -13,6 +13,7 @@ from typing import NoReturn
 from millpond.errors import (
     Closed,
     DiskFull,
+    InvalidRequest,
     KeyConflict,
     LeaseLost,
     MillpondError,
@@ -69,6 +70,8 @@ def _judge_error(model: Model, ask: Ask, error: MillpondError) -> None:
             _broken(ask, f"version {ask.version} is refused, and it is the version of {ask.grants[0].item}")
     elif isinstance(error, LeaseLost):
         _judge_lost(model, ask, 0)
+    elif isinstance(error, InvalidRequest) and ask.grants == [None]:
+        pass
     elif isinstance(error, NotFound) and ask.kind == asks.GET:
         if not _may_be_gone(model.queues[ask.queue], ask, ask.ids[0]):
             _broken(ask, f"{ask.ids[0]} is said not to exist")
@@ -217,7 +220,7 @@ def _judge_tokens(model: Model, ask: Ask) -> None:
         _broken(ask, f"{len(results)} answers for {len(ask.grants)} tokens")
     for index, (grant, result) in enumerate(zip(ask.grants, results, strict=True)):
         if grant is None:
-            if result.ok or result.error is None or result.error.code != "invalid":
+            if result.ok or result.error is None or result.error.code not in ("invalid", LeaseLost.code):
                 _broken(ask, f"a mangled token was answered with {result}")
             continue
         if result.correlation_id is not None:

@@ -24,7 +24,7 @@ from millpond.queue import transfer as transfer_module
 from millpond.queue.bodies import BODY_BYTES_MAX, Bodies, Budget
 from millpond.queue.lane import Job, Lane, LoadJob, Status
 from millpond.queue.logical import LogicalQueue
-from millpond.queue.requests import Arrive, Forget, Lease, Request
+from millpond.queue.requests import Arrive, Forget, Lease, Produce, Request, Tokens
 from millpond.store.base import Turn
 from millpond.store.memory import MemoryStores
 from tests.sim import asks, faults
@@ -481,9 +481,9 @@ class World:
         if quiet and not any(pending.live is live for pending in self.pendings):
             for request, ask in live.flying.items():
                 if isinstance(request, Lease) and request.until <= now and not request.parts:
-                    raise Violation(f"{ask} was to be answered at {request.until}; it is {now}")
-                if request.deadline < now and ask.kind not in (asks.REDRIVE, asks.LEASE, asks.LEASE_WAIT):
-                    raise Violation(f"{ask} was to be answered at {request.deadline}; it is {now}")
+                    raise Violation(f"{live.name}, {ask} was to be answered at {request.until}; it is {now}")
+                if request.deadline < now and isinstance(request, Produce | Tokens):  # others wait anew at each step
+                    raise Violation(f"{live.name}, {ask} was to be answered at {request.deadline}; it is {now}")
 
     def _collect(self, live: Live) -> None:
         """Take the jobs and letters that the queue has left for its owner."""
@@ -575,10 +575,10 @@ class World:
         for _ in range(DRAIN_ROUNDS):
             if not self._unsettled():
                 break
-            for name in self.lives:
-                self._drain_queue(name)
+            busy = [self._drain_queue(name) for name in self.lives]
             self._settle_round()
-            self._pass_until_next()
+            if not any(busy):
+                self._pass_until_next()
         else:
             raise Violation(f"after all faults had ended these stayed: {self._unsettled()[:5]}")
         self._compare()
@@ -604,16 +604,19 @@ class World:
             self.round += 50
             self._settle_round()
 
-    def _drain_queue(self, name: str) -> None:
+    def _drain_queue(self, name: str) -> bool:
+        """Complete what is held, lease what is ready; whether there was anything to do."""
         consumers, live = self.consumers[name], self.lives[name]
-        if live.closing:
-            return
-        held: list[Grant] = [grant for grant in consumers.held if not grant.over]
+        held = [grant for grant in consumers.held if not grant.over]
         consumers.held = []
+        ready = sum(one.ready_count() for one in self.model.queues[name].partitions.values())
+        if live.closing or not (held or ready):
+            return live.closing
         if held:
             self._send(consumers.completing(held))
-        if any(one.ready_count() for one in self.model.queues[name].partitions.values()) and not live.leases:
+        if ready:
             self._send(consumers.leasing(asks.LEASE, 0, 50, None))
+        return True
 
     def _pass_until_next(self) -> None:
         wakes = [live.wake for live in self.lives.values() if live.wake is not None]

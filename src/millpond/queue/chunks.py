@@ -96,6 +96,9 @@ class Chunks:
         self._stored[index] = self._live[index]
         self.sparse.discard(first)
 
+    def live_in(self, first: int) -> int:
+        return self._live[self._index(first)]
+
     def span(self, first: int) -> range:
         return range(first, first + self._counts[self._index(first)])
 

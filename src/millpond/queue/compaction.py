@@ -38,10 +38,10 @@ class RewritePart(Part):
     def apply(self, lane: Lane, now: int) -> None:
         chunks = lane.partition.chunks
         lane.compacting = False
-        if self._first not in chunks.sparse:
+        live = _live(lane, self._first) if self._first in chunks.sparse else None
+        if live is None:
             return
         numbers = chunks.span(self._first)
-        live = lane.partition.states(numbers)
         records = [record if number in live else None for number, record in zip(numbers, self._records, strict=True)]
         lane.draft.chunks.append(Chunk(self._first, len(records), encode_records(records)))
         lane.bodies.drop(self._first)
@@ -54,11 +54,25 @@ class RewritePart(Part):
         return 1 << 62
 
 
+def _live(lane: Lane, first: int) -> set[int] | None:
+    """The items left in a chunk, None if some of them are ready.
+
+    Those would have to be searched for, and are about to be leased anyway: the chunk comes up again when they end.
+    """
+    chunks, partition = lane.partition.chunks, lane.partition
+    live = {number for number in chunks.span(first) if partition.is_set_aside(number)}
+    if len(live) == chunks.live_in(first):
+        return live
+    chunks.sparse.discard(first)
+    return None
+
+
 def compact(lane: Lane) -> None:
     """Start on a sparse chunk, if there is one and none is under way."""
     sparse = lane.partition.chunks.sparse
     if sparse and not lane.compacting:
-        lane.compacting = True
         first = min(sparse)
-        lane.want(first, 1)
-        lane.draft.parts.append(ReadPart(first))
+        if _live(lane, first) is not None:
+            lane.compacting = True
+            lane.want(first, 1)
+            lane.draft.parts.append(ReadPart(first))

@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from millpond.errors import LeaseLost, MillpondError, VersionConflict
+from millpond.errors import InvalidRequest, LeaseLost, MillpondError, VersionConflict
 from millpond.history.format import Event, run_of, runs_of
-from millpond.model import Batch, DeadReason, ErrorInfo, Result, State, StateWritten, to_datetime
+from millpond.model import (
+    Batch,
+    DeadReason,
+    ErrorInfo,
+    Grant,
+    LeasedItem,
+    LeaseLike,
+    Result,
+    State,
+    StateWritten,
+    to_datetime,
+)
 from millpond.queue.backoff import backoff_ms
 from millpond.queue.lane import Lane, Lookup, Part, TurnJob, completes
 from millpond.queue.lifecycle import bury, end_leases, kept_until
-from millpond.queue.partition import ERROR_PART, RESULT_PART, STATE_PART, VERSION_BITS
+from millpond.queue.partition import ERROR_PART, RESULT_PART, STATE_PART, VERSION_BITS, Lease
 from millpond.queue.requests import Complete, Extend, RetryItem, RetryItems, Tokens, WriteState
 from millpond.queue.state import QueueState
-from millpond.queue.tokens import Mint, Token
+from millpond.queue.tokens import Mint, Token, is_token, lease_incarnation
 
-_BAD_TOKEN = Result(error=ErrorInfo("invalid", "not a lease token of this queue; use the one that came with the item"))
 _LOST = ErrorInfo(LeaseLost.code, "the lease has ended: it ran out, or the item was handed on; do not act on the item")
 
 
@@ -188,22 +198,87 @@ class TokenPart(Part):
         return [Result(True, correlation_id)]
 
 
+class ItemsPart(TokenPart):
+    """Items that were leased together and are completed together: judged by the grant, not one by one."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self, queue: QueueState, request: Complete, groups: list[tuple[Grant, list[int]]]) -> None:
+        super().__init__(queue, request, range(len(request.leases)), [])
+        self._groups = groups
+
+    def _complete(self, lane: Lane, request: Complete, now: int) -> Sequence[Result]:
+        held = self._leases_held(lane)
+        if held is None or request.result is not None:
+            tokens = self._queue.reader.read_all(request.leases)
+            self._tokens = [token for token in tokens if token is not None]
+            assert len(self._tokens) == len(tokens), "the items are of this queue"
+            return super()._complete(lane, request, now)
+        lane.draft.completed += held
+        return Batch(len(request.leases), partial(_completed_items, request.leases))
+
+    def _leases_held(self, lane: Lane) -> list[tuple[Lease, list[int]]] | None:
+        """The one lease in force of each group, or None if any item has lost it."""
+        get, at = lane.partition.leased.get, max(self._request.at, lane.mark)
+        held: list[tuple[Lease, list[int]]] = []
+        for grant, numbers in self._groups:
+            leases = [get(number) for number in numbers]
+            lease = leases[0]
+            if lease is None or lease.grant != grant.turn or lease.deadline <= at or leases.count(lease) < len(leases):
+                return None
+            held.append((lease, numbers))
+        return held
+
+
+def _completed_items(items: Sequence[LeaseLike]) -> list[Result]:
+    return [Result(True, item.correlation_id) for item in items if isinstance(item, LeasedItem)]
+
+
+def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> list[tuple[Grant, list[int]]] | None:
+    """Items by the grant they share; None if they are not all items of one lane."""
+    if set(map(type, leases)) != {LeasedItem}:
+        return None
+    groups: dict[int, tuple[Grant, list[int]]] = {}
+    for item in leases:
+        grant = item.grant  # type: ignore[union-attr]
+        group = groups.get(id(grant))
+        if group is None:
+            if grant is None or grant.incarnation != queue.incarnation:
+                return None
+            groups[id(grant)] = group = (grant, [])
+        group[1].append(item.number)  # type: ignore[union-attr]
+    found = list(groups.values())
+    return found if len({grant.partition for grant, _ in found}) == 1 else None
+
+
 def assign_tokens(queue: QueueState, request: Tokens) -> None:
     """Hand each lane its tokens; what is no token is answered here."""
+    if isinstance(request, Complete) and (groups := _groups(queue, request.leases)) is not None:
+        lane = queue.lanes.get(groups[0][0].partition)
+        if lane is not None:
+            lane.waiting.append(ItemsPart(queue, request, groups))
+            return
     tokens = queue.reader.read_all(request.leases)
     by_lane: dict[int, tuple[list[int], list[Token]]] = {}
     for index, token in enumerate(tokens):
         if token is None or token[0] not in queue.lanes:
-            request.fill([index], [_BAD_TOKEN])
+            request.fill([index], [Result(error=foreign(request.leases[index], queue.incarnation))])
             continue
         if token[0] not in by_lane:
             by_lane[token[0]] = ([], [])
         indexes, mine = by_lane[token[0]]
         indexes.append(index)
         mine.append(token)
-    for lane, (indexes, mine) in by_lane.items():
-        queue.lanes[lane].waiting.append(TokenPart(queue, request, indexes, mine))
+    for partition, (indexes, mine) in by_lane.items():
+        queue.lanes[partition].waiting.append(TokenPart(queue, request, indexes, mine))
     answer_when_filled(request)
+
+
+def foreign(lease: LeaseLike, incarnation: str = "") -> ErrorInfo:
+    """Why a lease means nothing to the queue of this incarnation: it is of another, perhaps one gone, or mangled."""
+    if isinstance(lease, LeasedItem) or (is_token(lease) and lease_incarnation(lease) != incarnation):
+        return ErrorInfo(LeaseLost.code, "the lease is of another queue, or of one that was deleted; drop the item")
+    return ErrorInfo(InvalidRequest.code, "not a lease token; use the one that came with the item")
 
 
 def answer_when_filled(request: Tokens) -> None:
@@ -212,7 +287,10 @@ def answer_when_filled(request: Tokens) -> None:
     if not isinstance(request, WriteState):
         request.answer(request.results)
     elif request.written is None:
-        request.fail(LeaseLost("not a lease token of this queue; use the one that came with the item"))
+        [refused] = request.results
+        assert refused.error is not None
+        refusal = LeaseLost if refused.error.code == LeaseLost.code else InvalidRequest
+        request.fail(refusal(refused.error.message))
     elif isinstance(request.written, MillpondError):
         request.fail(request.written)
     else:
@@ -228,12 +306,14 @@ def seal_completes(queue: QueueState, lane: Lane, now: int, result: bytes | None
     if not done:
         return
     clients: dict[str, list[int]] = {}
+    distinct: set[int] = set().union(*(numbers for _, numbers in done))
+    repeated = len(distinct) < sum(len(numbers) for _, numbers in done)
     seen: set[int] = set()
     for lease, numbers in done:
         fresh = numbers
-        if not seen.isdisjoint(numbers) or len(set(numbers)) < len(numbers):  # a token given twice
+        if repeated:  # a token given twice
             fresh = [number for number in dict.fromkeys(numbers) if number not in seen]
-        seen.update(fresh)
+            seen.update(fresh)
         pairs = clients.setdefault(lease.client, [])
         for run in runs_of(fresh):
             pairs += (run, lease.grant)
@@ -244,7 +324,7 @@ def seal_completes(queue: QueueState, lane: Lane, now: int, result: bytes | None
         lane.draft.documents[finisher << 2 | RESULT_PART] = result
     for client, pairs in clients.items():
         lane.partition.change(Event.COMPLETED, client, pairs, until, finisher)
-    queue.rates.count("completed", len(seen), now)
+    queue.rates.count("completed", len(distinct), now)
 
 
 def correlation_of(lane: Lane, token: Token) -> str:

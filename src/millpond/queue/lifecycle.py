@@ -115,7 +115,7 @@ def _expire_chunks(queue: QueueState, lane: Lane, now: int) -> None:
                 if not own_deadline:
                     state = State.RETRYING if partition.waiting[number] & 1 else State.SCHEDULED
                     waiting.setdefault(state, []).append(number)
-            elif _is_elsewhere(partition, number):
+            elif partition.is_set_aside(number):
                 elsewhere += 1
             elif own_deadline:
                 spared.append(number)
@@ -125,15 +125,6 @@ def _expire_chunks(queue: QueueState, lane: Lane, now: int) -> None:
             ready = partition.ready.within(first, end, live - elsewhere)
             dying = runs_of(n for n in numbers_of(ready) if n not in partition.expiries) if spared else ready
             bury(queue, lane, DeadReason.EXPIRED, State.READY, dying, now)
-
-
-def _is_elsewhere(partition: Partition, number: int) -> bool:
-    return (
-        number in partition.leased
-        or number in partition.dead
-        or number in partition.moving
-        or number in partition.finished
-    )
 
 
 def _expire_items(queue: QueueState, lane: Lane, now: int) -> None:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from heapq import heappush
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -38,6 +39,8 @@ from millpond.queue.tokens import read_id
 
 SCAN_BATCH = 500  # items looked at in one turn, so that a scan does not hold up the others
 
+_sleepers = count()  # those who wake at the same instant do so in the order in which they went to sleep
+
 Act = Callable[[Lane, int], Any]
 Step = tuple[Lane, Act] | int
 Operation = Generator[Step, Any, Any]
@@ -55,6 +58,7 @@ class StepPart(Part):
         self._value = self._act(lane, now)
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        self._drive.be_patient_from(now)
         self._drive.resume((self._value, job))
 
     def fail(self, error: MillpondError) -> None:
@@ -98,10 +102,14 @@ class Drive:
             error = OutcomeUnknown(f"{error.message}; other partitions may be done already: look, then send it again")
         self._request.fail(error)
 
+    def be_patient_from(self, now: int) -> None:
+        """Each step may wait for its lane as long as a request may."""
+        self.deadline = now + self._patience
+
     def _schedule(self, step: Step) -> None:
         if isinstance(step, int):
-            self.deadline = step + self._patience
-            heappush(self._queue.sleepers, (step, id(self), lambda: self.resume(None)))
+            self.be_patient_from(step)
+            heappush(self._queue.sleepers, (step, next(_sleepers), lambda: self.resume(None)))
         else:
             lane, act = step
             lane.waiting.append(StepPart(self, act))
@@ -138,6 +146,14 @@ def _locate(queue: QueueState, item_id: str) -> tuple[Lane, int] | None:
     lane = queue.lanes[place[0]]
     has_own_id = not lane.partition.dedup.names.get(place[1], "\n").startswith("\n")
     return None if has_own_id else (lane, place[1])
+
+
+def _settled(queue: QueueState, ids: Iterable[str]) -> Generator[Step, Any, None]:
+    """Wait for turns under way that gave up one of these ids: if they fail, the item is back."""
+    names = [id_digest(item_id) for item_id in ids]
+    for lane in list(queue.lanes.values()):
+        if lane.known and not lane.free and not lane.partition.dedup.uncommitted.isdisjoint(names):
+            yield lane, lambda lane, now: None
 
 
 def _no_item(item_id: str) -> NotFound:
@@ -236,6 +252,7 @@ def _show(queue: QueueState, lane: Lane, job: TurnJob, seen: Seen) -> Item:
 
 
 def _get(queue: QueueState, request: GetItem) -> Operation:
+    yield from _settled(queue, [request.id])
     place = _locate(queue, request.id)
     if place is None:
         raise _no_item(request.id)
@@ -289,6 +306,7 @@ def _lanes_from(queue: QueueState, partition: int, only: int | None) -> Iterator
 def _cancel(queue: QueueState, request: Cancel) -> Operation:
     results: dict[str, Result] = {}
     by_lane: dict[int, dict[int, str]] = defaultdict(dict)
+    yield from _settled(queue, request.ids)
     for item_id in request.ids:
         place = _locate(queue, item_id)
         if place is None:
@@ -362,6 +380,7 @@ def _clear_in(lane: Lane, states: Iterable[State]) -> dict[str, int]:
 def _redrive(queue: QueueState, request: Redrive) -> Operation:
     done = Redriven(0, 0, {})
     start = request.at
+    yield from _settled(queue, request.ids or ())
     for lane, numbers in _redrive_candidates(queue, request, done):
         after = 0
         while True:
@@ -423,6 +442,8 @@ def _matching(
         item, state = _show(queue, lane, job, one), one.state
         letter = request.letters and item.source_queue is not None
         if number in lane.partition.moving or not (letter or state == State.DEAD) or state == State.LEASED:
+            if request.ids is not None:
+                done.errors[item.id] = _info(Conflict(f"item {item.id!r} is {state}; only a dead one can be redriven"))
             continue
         if not _fits(item, request.filter):
             continue

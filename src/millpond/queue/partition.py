@@ -311,8 +311,8 @@ class Partition:
             self._end(run >> RUN_BITS, (run & _COUNT_MASK) + 1)
 
     def on_replaced(self, state: str, number: int) -> None:
+        """Its names pass to the item that replaces it; one that this does not want is guarded like any other's."""
         self._leave(state, [run_of(number, 1)])
-        self.dedup.release(number)
         self._end(number, 1)
 
     def on_redriven(self, numbers: Sequence[int], deadline: int) -> None:
@@ -420,6 +420,7 @@ class Partition:
         else:
             for number in numbers_of(runs):
                 del self.finished[number]
+                self.dedup.release(number)  # its window has been running since it ended
 
     def _finish(self, first: int, count: int, kept: int) -> None:
         if self.dedup.digests:
@@ -465,6 +466,16 @@ class Partition:
 
     def deliveries(self, number: int) -> int:
         return self.tries.get(number, 0) & ((1 << _DELIVERIES_BITS) - 1)
+
+    def is_set_aside(self, number: int) -> bool:
+        """Neither ready nor gone, told without searching the ready ones."""
+        return (
+            number in self.leased
+            or number in self.waiting
+            or number in self.dead
+            or number in self.moving
+            or number in self.finished
+        )
 
     def expire_deadline(self, number: int) -> int:
         return self.expiries.get(number) or self.chunks.deadline_of(number)

@@ -8,6 +8,7 @@ mangled. A correlation id of the item's own follows in clear.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from zlib import crc32
@@ -21,6 +22,7 @@ Token = tuple[int, int, int, int, str | None]  # partition, number, grant, creat
 
 _BODY = struct.Struct(">HQQHI")  # partition, grant, created, and the number's 48 bits
 _SEALED = struct.Struct(">HQQHII")  # … and the checksum
+_FORM = re.compile(rf"[a-z0-9]{{1,32}}\.[0-9a-f]{{{2 * _SEALED.size}}}(\.[\x20-\x7e]{{1,128}})?")
 _PARTITION_MAX = 0xFFFF
 
 
@@ -66,11 +68,14 @@ class ChunkGrant(msgspec.Struct, gc=False):
     deadline: int
     mint: Mint
 
+    def token(self, number: int) -> str:
+        return self.mint.token(number, self.turn, self.created, None)
+
     def fields(self, number: int, payload: bytes) -> LeasedFields:
         mint = self.mint
         return LeasedFields(
             id=mint.id(number),
-            lease=mint.token(number, self.turn, self.created, None),
+            lease=self.token(number),
             payload=payload,
             correlation_id=mint.correlation_id(number, self.created),
             attempts=1,
@@ -149,6 +154,11 @@ class TokenReader:
             found.append((partition, high << 32 | low, grant, created, None) if good else None)
             at += step
         return found
+
+
+def is_token(text: str) -> bool:
+    """Whether it has the form of a token, of whatever queue."""
+    return _FORM.fullmatch(text) is not None
 
 
 def lease_incarnation(lease: LeaseLike) -> str:

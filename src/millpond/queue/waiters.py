@@ -71,6 +71,8 @@ def share(items: int, batches: Sequence[int]) -> list[int]:
     >>> share(23, [20, 6, 1])
     [16, 6, 1]
     """
+    if len(batches) == 1:
+        return [min(items, batches[0])]
     shares = [0] * len(batches)
     open_waiters = list(range(len(batches)))
     while items and open_waiters:

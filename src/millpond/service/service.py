@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import UNSET, UnsetType
 
 from millpond.clock import Clock
-from millpond.errors import InvalidRequest, MillpondError
+from millpond.errors import InvalidRequest, LeaseLost, MillpondError
 from millpond.model import (
     CLEAR_STATES,
     Duration,
@@ -33,6 +33,7 @@ from millpond.model import (
     to_datetime,
 )
 from millpond.queue.dedup import request_digest
+from millpond.queue.holders import foreign
 from millpond.queue.requests import (
     Cancel,
     Clear,
@@ -52,7 +53,6 @@ from millpond.service import validate
 from millpond.service.manager import QueuesManager
 
 T = TypeVar("T")
-_NO_QUEUE = ErrorInfo("invalid", "not a lease token of any queue here; use the one that came with the item")
 
 
 class Service:
@@ -205,7 +205,8 @@ class Service:
         if queue is None:
             queue = self._manager.name_of(lease_incarnation(checked_lease))
             if queue is None:
-                raise InvalidRequest(_NO_QUEUE.message)
+                refused = foreign(checked_lease)
+                raise (LeaseLost if refused.code == LeaseLost.code else InvalidRequest)(refused.message)
         written: StateWritten = await self._ask(queue, request)
         return written
 
@@ -288,19 +289,21 @@ class Service:
         if queue is None:
             names = [self._manager.name_of(one) for one in map(lease_incarnation, leases)]
             if len(set(names)) > 1 or names[0] is None:
-                return await self._ask_each(names, entries, request)
+                return await self._ask_each(names, entries, leases, request)
             queue = names[0]
         results = await self._ask(queue, request(entries))
         return results
 
     async def _ask_each(
-        self, names: Sequence[str | None], entries: Sequence[T], request: Callable[[Sequence[T]], Request]
+        self,
+        names: Sequence[str | None],
+        entries: Sequence[T],
+        leases: Sequence[LeaseLike],
+        request: Callable[[Sequence[T]], Request],
     ) -> Sequence[Result]:
         """The entries of each queue by themselves: good ones take effect, whatever becomes of the others."""
-        results = [Result(error=_NO_QUEUE)] * len(entries)
-        for name in dict.fromkeys(names):
-            if name is None:
-                continue
+        results = [Result(error=foreign(lease)) for lease in leases]
+        for name in {name for name in names if name is not None}:
             places = [place for place, one in enumerate(names) if one == name]
             try:
                 answers = await self._ask(name, request([entries[place] for place in places]))

@@ -100,7 +100,7 @@ def boolean(value: Any, name: str) -> bool:
 def one_of(value: Any, name: str, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         near = get_close_matches(value[:STRING_MAX], choices, 1) if isinstance(value, str) else []
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(choices)}"
+        hint = f"did you mean {str(near[0])!r}?" if near else f"use one of {', '.join(choices)}"
         raise InvalidRequest(f"{name} is {_shown(value)}; {hint}")
     return str(value)
 

@@ -11,7 +11,6 @@ import errno
 import importlib.resources
 import os
 import re
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +21,14 @@ import msgspec
 
 from millpond.model import QueueDefinition
 from millpond.store.base import JournalRow, Recovered, Store, StoreFailed, StoreFull, Turn
+from millpond.store.disk import Reserve, bytes_of, make_directory, sync_directory
 
 PAGE_BYTES = 8192  # measured: a chunk of 100 small items is three pages
 CHECKPOINT_PAGES = 2000  # 16 MB of log between checkpoints
 CHECKPOINT_PAGES_RELIEVED = 100  # when the reserve is given up, many stores' logs must fit into it
 LOG_BYTES_MAX = 2 * CHECKPOINT_PAGES * PAGE_BYTES  # a log that a huge snapshot blew up is cut back to this
-GROW_PAGES_MAX = 512  # 4 MB more than needed are allocated at a time, in a small file less
-TREE_PAGES_MAX = 8  # that a turn can add to the trees above what it stores
+GROW_PAGES_MIN, GROW_PAGES_MAX = 64, 512  # allocated beyond what is needed, by the size of the file: 4 MB at most
+TREE_PAGES_MAX = 2  # that a turn adds to the trees above what it stores, on the average
 CACHE_KIB = 1024  # thousands of partitions are open at a time, and the engine has a cache of its own
 COPY_BYTES = 64 << 10  # a SQLite file takes less than 128 KiB at a time
 TRIM_ROWS_MAX = 2000  # bounds what a trim adds to its commit
@@ -50,34 +50,7 @@ def load_statements(text: str) -> dict[str, str]:
 
 SQL = load_statements(importlib.resources.files("millpond.store").joinpath("sqlite.sql").read_text("utf-8"))
 
-# ---- files ------------------------------------------------------------------------------------------------
-
-
-def log_of(path: Path) -> Path:
-    return path.with_name(path.name + "-wal")
-
-
-def bytes_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def sync_directory(path: Path) -> None:
-    """Makes the names in a directory durable: a file's own fsync does not promise that."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_directory(path: Path) -> None:
-    if not path.is_dir():
-        make_directory(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
+# ---- errors -----------------------------------------------------------------------------------------------
 
 
 def is_full(problem: BaseException, connection: apsw.Connection | None) -> bool:
@@ -99,50 +72,6 @@ def describe(path: Path, problem: BaseException) -> str:
     if isinstance(problem, apsw.CorruptError | apsw.NotADBError):
         return f"{path} is damaged ({problem}); restore it from a copy"
     return f"{path} could not be used ({type(problem).__name__}: {problem}); see to the disk, then try again"
-
-
-class Reserve:
-    """Room on the disk that is held back for the day when it is full, shared by the stores of a directory."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self._path = path
-        self._size = size
-        self._lock = threading.Lock()
-        self._tried = False
-        self.held = True  # until known better
-
-    def take_at_first(self) -> None:
-        """Once only: whether a reserve that was given up is taken back is for the engine to say."""
-        if not self._tried:
-            self.take()
-
-    def take(self) -> bool:
-        with self._lock:
-            if not self._tried or not self.held:
-                self._tried = True
-                self.held = self._allocate()
-            return self.held
-
-    def give_up(self) -> None:
-        with self._lock:
-            self._tried = True
-            self.held = False
-            self._path.unlink(missing_ok=True)
-
-    def _allocate(self) -> bool:
-        """Really allocated, not sparse. As much again must be free, or it would be given up again at once."""
-        try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, 2 * self._size)
-                os.ftruncate(descriptor, self._size)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            self._path.unlink(missing_ok=True)
-            return False
-        return True
 
 
 # ---- connections ------------------------------------------------------------------------------------------
@@ -207,6 +136,10 @@ def write_again(path: Path, vfs: str | None) -> None:
         file.xSync(apsw.SQLITE_SYNC_NORMAL)
     finally:
         file.xClose()
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
 
 
 def close_quietly(connection: apsw.Connection) -> None:
@@ -283,7 +216,7 @@ class SqliteStore:
         except Exception as problem:
             raise self._failed_commit(turn.number, problem) from problem
         except BaseException:
-            self.close()
+            self._abandon()
             raise
         self._last_turn, self._total, self._snapshot_turn = turn.number, total, snapshot_turn
         self._room_pages -= pages
@@ -335,14 +268,20 @@ class SqliteStore:
         return problems
 
     def close(self) -> None:
+        if self._connection is not None and self._descriptor is not None:
+            self._give_back_room(self._connection, self._descriptor)
+        self._abandon()
+
+    # ---- inside ----
+
+    def _abandon(self) -> None:
+        """Closes, as after an error: no more is asked of the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             close_quietly(connection)
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)  # last: with any descriptor of a file, a process loses all its locks on it
-
-    # ---- inside ----
 
     def _connect(self) -> apsw.Connection:
         connection = connect(self._path, PARTITION_UPGRADES, self._durability, self._vfs)
@@ -360,17 +299,17 @@ class SqliteStore:
         try:
             yield
         except StoreFailed:
-            self.close()
+            self._abandon()
             raise
         except (apsw.Error, OSError) as problem:
             full = is_full(problem, self._connection)
-            self.close()
+            self._abandon()
             raise (StoreFull if full else StoreFailed)(describe(self._path, problem)) from problem
 
     def _failed_commit(self, number: int, problem: Exception) -> StoreFailed:
         """StoreFull promises that nothing was written: only the file itself, opened again, can say so."""
         full = is_full(problem, self._connection)
-        self.close()
+        self._abandon()
         if full and self._stored_turn(unknown=number) < number:
             return StoreFull(f"{self._path} has no room ({problem}); free some disk space")
         return StoreFailed(describe(self._path, problem))
@@ -406,10 +345,24 @@ class SqliteStore:
         self._room_pages = size - used + free
         missing = pages - self._room_pages
         if missing > 0:
-            ahead = min(GROW_PAGES_MAX, used // 4) if self._reserve.held else 0
-            os.posix_fallocate(self._descriptor, size * PAGE_BYTES, (missing + ahead) * PAGE_BYTES)
-            os.fsync(self._descriptor)
+            ahead = min(GROW_PAGES_MAX, max(GROW_PAGES_MIN, used // 2)) if self._reserve.held else 0
             self._room_pages = pages + ahead
+            try:
+                os.posix_fallocate(self._descriptor, size * PAGE_BYTES, (missing + ahead) * PAGE_BYTES)
+            except OSError as problem:
+                if problem.errno in NO_ROOM:
+                    raise
+                # Not every file system can do it; then this precaution is not to be had.
+            os.fsync(self._descriptor)
+
+    def _give_back_room(self, connection: apsw.Connection, descriptor: int) -> None:
+        """Ten thousand queues that sleep should not hold on to it."""
+        try:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            used, _ = connection.execute(SQL["pages"]).get
+            os.ftruncate(descriptor, used * PAGE_BYTES)
+        except (apsw.Error, OSError):
+            pass  # the next opening will do with the file as it is
 
     def _checkpoint(self, connection: apsw.Connection) -> None:
         """Also cuts the file back to what is used: room has to be made again."""
@@ -427,8 +380,10 @@ class SqliteStore:
             try:
                 connection.execute("VACUUM")
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except apsw.FullError:
-                pass  # it copies before it frees; another time
+            except apsw.Error as problem:
+                if not is_full(problem, connection):
+                    raise
+                # It copies before it frees; another time.
 
 
 def pages_of(turn: Turn) -> int:
@@ -438,7 +393,7 @@ def pages_of(turn: Turn) -> int:
         size += len(chunk.body)
     for doc in turn.docs.values():
         size += len(doc)
-    return size // PAGE_BYTES + 2 * (len(turn.chunks) + len(turn.docs)) + TREE_PAGES_MAX
+    return size // PAGE_BYTES + 2 * len(turn.chunks) + len(turn.docs) + TREE_PAGES_MAX
 
 
 def journal_rows(cursor: Iterable[Any]) -> list[JournalRow]:
