@@ -13,6 +13,7 @@ import pytest
 from millpond.model import QueueDefinition, QueueSettings
 from millpond.store import sqlite
 from millpond.store.base import Chunk, Store, StoreFailed
+from millpond.store.disk import bytes_of
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
 from tests.conformance.stores import chunk, turn
 
@@ -196,7 +197,7 @@ def test_a_log_that_a_large_snapshot_blew_up_is_cut_back(store: Store, file: Pat
     store.commit(turn(1, snapshot=bytes(2 * sqlite.LOG_BYTES_MAX)))
     for number in range(2, 5):
         store.commit(turn(number))
-    assert sqlite.bytes_of(sqlite.log_of(file)) <= sqlite.LOG_BYTES_MAX
+    assert bytes_of(sqlite.log_of(file)) <= sqlite.LOG_BYTES_MAX
 
 
 def test_destroying_a_queue_removes_its_directory(store: Store, stores: SqliteStores, file: Path) -> None:

@@ -624,7 +624,7 @@ class Partition:
     def _judge_return(self, item: Item, home: Source) -> None:
         record = item.record
         if record.id == home.id:
-            if any(one.ended_at is None for one in self.queue.by_id.get(home.id, ())):
+            if any(one.ended_at is None and not one.arrived for one in self.queue.by_id.get(home.id, ())):
                 self.broken(f"{item} came back under an id that is taken")
         else:
             if not self._taken_by_another(item, self.queue.by_id.get(home.id, ())):

@@ -22,7 +22,7 @@ from millpond.queue import lane as lane_module
 from millpond.queue import operations as operations_module
 from millpond.queue import transfer as transfer_module
 from millpond.queue.bodies import BODY_BYTES_MAX, Bodies, Budget
-from millpond.queue.lane import Job, Lane, LoadJob, Status
+from millpond.queue.lane import PROBE_MS, Job, Lane, LoadJob, Status
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.requests import Arrive, Forget, Lease, Produce, Request, Tokens
 from millpond.store.base import Turn
@@ -572,13 +572,15 @@ class World:
     def _drain(self) -> None:
         """No more faults: everything must come out, be completed, and be accounted for."""
         self._calm_down()
-        for _ in range(DRAIN_ROUNDS):
+        for count in range(DRAIN_ROUNDS):
             if not self._unsettled():
                 break
             busy = [self._drain_queue(name) for name in self.lives]
             self._settle_round()
             if not any(busy):
                 self._pass_until_next()
+            elif count % 4 == 3:  # a partition may be away until it is probed
+                self._advance(PROBE_MS)
         else:
             raise Violation(f"after all faults had ended these stayed: {self._unsettled()[:5]}")
         self._compare()

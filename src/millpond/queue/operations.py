@@ -6,11 +6,11 @@ lane's next turn and brings back its value and the turn's reads; an int sleeps u
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from heapq import heappush
-from itertools import count
 from typing import Any
 
 import msgspec
@@ -39,7 +39,7 @@ from millpond.queue.tokens import read_id
 
 SCAN_BATCH = 500  # items looked at in one turn, so that a scan does not hold up the others
 
-_sleepers = count()  # those who wake at the same instant do so in the order in which they went to sleep
+_sleepers = itertools.count()  # those who wake at the same instant do so in the order in which they went to sleep
 
 Act = Callable[[Lane, int], Any]
 Step = tuple[Lane, Act] | int

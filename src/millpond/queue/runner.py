@@ -15,12 +15,14 @@ from queue import SimpleQueue
 from typing import Any
 
 from millpond.clock import Clock
+from millpond.errors import InternalError
 from millpond.model import QueueDefinition
 from millpond.queue.lane import Job, Lane, Status
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.requests import Arrive, Forget, Request
 
 log = logging.getLogger("millpond.queue")
+TIMER_MS_MAX = 3_600_000  # the event loop's clock and ours may drift apart: look again within the hour
 PANIC_PAUSE_MS = 100  # so that a bug that repeats itself does not take the whole core
 
 
@@ -59,13 +61,16 @@ class Runner:
         self._threads: dict[int, CommitThread] = {}
         self._tick_asked = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
         self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._unanswered: set[Request] = set()
         self.wake()
 
     def ask(self, request: Request) -> asyncio.Future[Any]:
         """Submit; the reply comes as the future's result. Whoever stops waiting for it must `withdraw`."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        request.done = partial(_deliver, future)
+        request.done = partial(self._deliver, future)
+        self._unanswered.add(request)
         self.submit(request)
         return future
 
@@ -105,7 +110,7 @@ class Runner:
         if self.queue.closing:
             return
         try:
-            wake_at = self.queue.tick(self._clock.now())
+            wake_at = self.queue.tick(now := self._clock.now())
         except Exception as error:
             self._panic(error)
             return
@@ -113,24 +118,37 @@ class Runner:
         outbox, self.queue.state.outbox = self.queue.state.outbox, []
         for request in outbox:
             self._send(self, request)
-        self._set_timer(wake_at)
+        self._set_timer(wake_at, now)
 
     def _panic(self, error: Exception) -> None:
         """A bug of ours: say so to all who wait, and start again from what is on disk."""
         name = self.queue.state.definition.name
         log.error("queue %s failed; its partitions are loaded again", name, exc_info=error)
-        self.queue.panic(error, self._clock.now())
-        self._set_timer(self._clock.now() + PANIC_PAUSE_MS)
+        now = self._clock.now()
+        self.queue.panic(error, now)
+        for request in list(self._unanswered):  # those that the queue had in its hands just then
+            if not request.answered:
+                request.fail(InternalError(f"millpond has a bug ({type(error).__name__}: {error}); please report it"))
+        self._set_timer(now + PANIC_PAUSE_MS, now)
         if self.queue.closing:
             self._close_step()
 
-    def _set_timer(self, wake_at: int | None) -> None:
+    def _set_timer(self, wake_at: int | None, now: int) -> None:
+        """A timer that is set for earlier stays: it wakes for nothing, and that is cheaper than setting it anew."""
+        if wake_at is None or (self._timer is not None and now < self._timer_at <= wake_at):
+            return
+        self._drop_timer()
+        self._timer_at = min(wake_at, now + TIMER_MS_MAX)
+        self._timer = self._loop.call_later(max(0, self._timer_at - now) / 1000, self._ring)
+
+    def _drop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if wake_at is not None:
-            wait = max(0, wake_at - self._clock.now()) / 1000
-            self._timer = self._loop.call_later(min(wait, 3600.0), self._tick)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._tick()
 
     def _run_jobs(self) -> None:
         jobs, self.queue.jobs = self.queue.jobs, []
@@ -172,17 +190,17 @@ class Runner:
 
     def _close_step(self) -> None:
         self.tried.set()
-        self._set_timer(None)
+        self._drop_timer()
         self.queue.close(self._clock.now())
         self._run_jobs()
         if self.queue.closed and not self._closed.done():
             self._closed.set_result(None)
 
-
-def _deliver(future: asyncio.Future[Any], request: Request) -> None:
-    if future.done():
-        return
-    if request.error is not None:
-        future.set_exception(request.error)
-    else:
-        future.set_result(request.value)
+    def _deliver(self, future: asyncio.Future[Any], request: Request) -> None:
+        self._unanswered.discard(request)
+        if future.done():
+            return
+        if request.error is not None:
+            future.set_exception(request.error)
+        else:
+            future.set_result(request.value)

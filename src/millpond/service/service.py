@@ -12,6 +12,7 @@ from millpond.clock import Clock
 from millpond.errors import InvalidRequest, LeaseLost, MillpondError
 from millpond.model import (
     CLEAR_STATES,
+    Batch,
     Duration,
     ErrorInfo,
     Item,
@@ -151,7 +152,7 @@ class Service:
     async def produce(
         self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
     ) -> Sequence[Produced]:
-        records, size, named = validate.new_items(items, self._clock.now())
+        records, size, named = validate.new_items(items, self._clock.now)
         conflict: Any = validate.one_of(on_conflict, "on_conflict", ("ignore", "reject", "replace"))
         checked = validate.request_id(request_id)
         name = None if checked is None else request_digest(checked)
@@ -285,26 +286,33 @@ class Service:
         request: Callable[[Sequence[T]], Request],
     ) -> Sequence[Result]:
         """Ask with one entry a lease. A token names its queue, so callers may leave it out, and mix queues."""
+        named = self._manager.name_of(lease_incarnation(leases[0])) if queue is None else queue
         results: Sequence[Result]
-        if queue is None:
-            names = [self._manager.name_of(one) for one in map(lease_incarnation, leases)]
-            if len(set(names)) > 1 or names[0] is None:
-                return await self._ask_each(names, entries, leases, request)
-            queue = names[0]
-        results = await self._ask(queue, request(entries))
+        if named is None:
+            results = [Result(error=foreign(lease)) for lease in leases]
+        else:
+            results = await self._ask(named, request(entries))
+        if queue is None and not isinstance(results, Batch):  # a Batch has no errors in it
+            results = await self._ask_others(named, entries, leases, request, results)
         return results
 
-    async def _ask_each(
+    async def _ask_others(
         self,
-        names: Sequence[str | None],
+        asked: str | None,
         entries: Sequence[T],
         leases: Sequence[LeaseLike],
         request: Callable[[Sequence[T]], Request],
+        results: Sequence[Result],
     ) -> Sequence[Result]:
-        """The entries of each queue by themselves: good ones take effect, whatever becomes of the others."""
-        results = [Result(error=foreign(lease)) for lease in leases]
-        for name in {name for name in names if name is not None}:
-            places = [place for place, one in enumerate(names) if one == name]
+        """Those that the first one's queue refused, and that name another: each takes effect by itself."""
+        others: dict[str, list[int]] = {}
+        for place, result in enumerate(results):
+            if result.error is not None:
+                name = self._manager.name_of(lease_incarnation(leases[place]))
+                if name is not None and name != asked:
+                    others.setdefault(name, []).append(place)
+        results = list(results)
+        for name, places in others.items():
             try:
                 answers = await self._ask(name, request([entries[place] for place in places]))
             except MillpondError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Any
@@ -175,7 +175,7 @@ def _utf8(value: str, name: str) -> bytes:
 # ---- produce ----------------------------------------------------------------------------------------------
 
 
-def new_items(items: Items, now: int) -> tuple[list[bytes | Record], int, bool]:
+def new_items(items: Items, clock: Callable[[], int]) -> tuple[list[bytes | Record], int, bool]:
     """Records, their bytes together, and whether any has an id or key of its own."""
     if isinstance(items, bytes | str) or not isinstance(items, Sequence):
         raise InvalidRequest(f"items is a list of items, not {_type(items)}; put a single one into a list")
@@ -184,6 +184,7 @@ def new_items(items: Items, now: int) -> tuple[list[bytes | Record], int, bool]:
         records: list[bytes | Record] = list(items)  # type: ignore[arg-type]
         sizes, named = list(map(len, records)), False  # type: ignore[arg-type]
     else:
+        now = clock()
         records = [item if type(item) is bytes else _record(item, now, index) for index, item in enumerate(items)]
         sizes = [len(record.payload if isinstance(record, Record) else record) for record in records]
         named = _check_ids(records)
