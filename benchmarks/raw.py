@@ -1,8 +1,12 @@
 """The bare tables that the engine stands on, driven by a fixed loop that knows no queue: the rate to compare with.
 
-A turn is one durable commit: a packed chunk of N payloads goes in, a journal row says that N items were produced,
-leased and completed, and the chunk of an earlier turn goes. That is the least that a queue on these tables can do for
-N items; whatever the engine needs beyond it is its own. On one thread, for the loop has nothing else to do.
+A turn is one durable commit: a packed chunk of N payloads goes in, the payloads of the turn before are unpacked for
+whoever leases them, a journal row names the items that were produced, leased and completed, each by its number, and
+the chunk whose items are done goes. That is what any program does for N items on these tables, with no queue around
+them: no ids, leases, deadlines, retries, callers or replies. On one thread, for the loop has nothing else to do.
+
+`floor` is the same without a look at any item: runs in the journal, and nobody gets the payloads. No consumer could
+live on that; it is there to see how much of the time is the disk's.
 """
 
 from __future__ import annotations
@@ -59,7 +63,30 @@ def fill(path: str, items: int) -> dict[str, Any]:
 
 
 def cycle(path: str, batch: int, seconds: float) -> dict[str, Any]:
-    """From empty: what a turn produces it leases from memory, and the next turn completes it."""
+    """From empty: a turn leases what the one before produced, and completes what that one leased."""
+    connection = connect(Path(path))
+    bodies = payloads(batch)
+    meter = Meter(seconds)
+    produced, leased, completed = numbers(3, batch), numbers(2, batch), numbers(1, batch)
+    body = _pack(bodies)
+    turn = 2
+    while not meter.is_done():
+        turn += 1
+        handed_out = _unpack(body)  # the body is still in memory, the items are made anew for their consumer
+        body = _pack(bodies)
+        events = _pack([("produced", produced), ("leased", leased), ("completed", completed)])
+        write_turn(connection, turn, batch, body, events, turn - 2)
+        meter.add(len(handed_out))
+        produced, leased, completed = numbers(turn + 1, batch), produced, leased
+    connection.close()
+    return meter.result()
+
+
+def numbers(turn: int, batch: int) -> list[int]:
+    return list(range(turn * batch, (turn + 1) * batch))
+
+
+def floor(path: str, batch: int, seconds: float) -> dict[str, Any]:
     connection = connect(Path(path))
     bodies = payloads(batch)
     meter = Meter(seconds)
@@ -82,7 +109,8 @@ def cycle_backlog(path: str, batch: int, seconds: float, items_max: int) -> dict
     chunk, held = 0, list[bytes]()
     while not meter.is_done():
         turn += 1
-        events = _pack([("produced", turn, batch), ("leased", chunk, batch), ("completed", chunk, batch)])
+        produced, leased, completed = numbers(turn, batch), numbers(chunk, batch), numbers(chunk, batch)
+        events = _pack([("produced", produced), ("leased", leased), ("completed", completed)])
         drop = None
         left = batch
         while left > len(held):

@@ -100,8 +100,9 @@ class Bench:
 def from_empty(bench: Bench, batch: int, side: str) -> dict[str, Any]:
     with bench.fresh() as path:
         seconds = bench.plan.seconds
-        if side == "raw":
-            return bench.measure("raw.cycle", path=path, batch=batch, seconds=seconds)
+        if side in ("raw", "floor"):
+            name = "raw.cycle" if side == "raw" else "raw.floor"
+            return bench.measure(name, path=path, batch=batch, seconds=seconds)
         where = ":memory:" if side == "memory" else path
         return bench.measure("engine.cycle", path=where, batch=batch, seconds=seconds, tokens=side == "tokens")
 
@@ -252,7 +253,7 @@ def summary(values: Sequence[float], digits: int = 1) -> dict[str, float]:
 def run(bench: Bench) -> dict[str, Any]:
     plan = bench.plan
     found: dict[str, Any] = {}
-    sides: tuple[str, ...] = ("raw", "engine", "tokens")
+    sides: tuple[str, ...] = ("floor", "raw", "engine", "tokens")
     found["empty"] = measure_rates(bench, sides, from_empty)
     print_rates("From an empty queue, durable: items/s", found["empty"], sides)
     found["memory_store"] = measure_rates(bench, ("memory",), from_empty)

@@ -562,7 +562,9 @@ class World:
         live.queue.finish(pending.job, self.clock.now())
         live.dirty = True
         if isinstance(pending.job, LoadJob) and pending.job.partition is not None:
-            self.clock.at_least(pending.job.partition.at)
+            before = self.clock.now()
+            self.clock.at_least(live.queue.now)
+            self._passed(self.clock.now() - before)
         self._judge_replies()
         if live.closing:
             self._close_on(live)

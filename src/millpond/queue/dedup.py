@@ -73,9 +73,10 @@ class Window(Generic[T]):
         entry = self._young.get(name) or self._old.get(name)
         return entry if entry is not None and now - entry.at < window else None
 
-    def discard(self, name: bytes) -> None:
-        self._young.pop(name, None)
-        self._old.pop(name, None)
+    def discard(self, name: bytes) -> bool:
+        """Whether there was such an entry."""
+        young, old = self._young.pop(name, None), self._old.pop(name, None)
+        return young is not None or old is not None
 
     def dump(self, now: int, window: int) -> dict[bytes, T]:
         entries = self._old | self._young
@@ -107,7 +108,8 @@ class Dedup:
             joined += key_digest(key)
         for name in split(joined):
             self.live[name] = number
-            self.ended.discard(name)
+            if self.ended.discard(name):
+                self.uncommitted.add(name)
         self.digests[number] = joined
         if item_id is not None or correlation_id is not None:
             self.names[number] = f"{item_id or ''}\n{correlation_id or ''}"

@@ -99,7 +99,7 @@ def _assign_produce(queue: QueueState, request: Produce, now: int) -> bool:
 
 def choose_writable(queue: QueueState) -> Lane | None:
     """The free lane with the fewest failures, then the fewest items."""
-    lanes = [lane for lane in queue.lanes.values() if lane.free and lane.writable]
+    lanes = [lane for lane in queue.free if lane.writable]
     if lanes:
         return lanes[0] if len(lanes) == 1 else min(lanes, key=_produce_rank)
     if all(lane.full for lane in queue.lanes.values() if not lane.definition.read_only):
@@ -431,7 +431,9 @@ def assign_leases(queue: QueueState, now: int) -> None:
     """
     if queue.definition.paused or not len(queue.waiters):
         return
-    lanes = [lane for lane in queue.lanes.values() if lane.free and lane.partition.ready.count]
+    lanes = [lane for lane in queue.free if lane.partition.ready.count]
+    if not lanes:
+        return
     total = sum(lane.partition.ready.count for lane in lanes)
     leases = queue.waiters.first(total)
     shares = share(total, [lease.batch for lease in leases])

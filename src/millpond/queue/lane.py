@@ -258,7 +258,7 @@ class Lane:
 
     @property
     def free(self) -> bool:
-        return self.status == Status.OPEN and self.job is None
+        return self.job is None and self.status is Status.OPEN
 
     @property
     def writable(self) -> bool:

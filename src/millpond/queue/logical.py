@@ -87,7 +87,8 @@ class LogicalQueue:
         """Do all that can be done now; returns when there will be more, None if only a request can tell."""
         now = self._now = max(now, self._now)
         self._take(now)
-        for lane in self.state.free_lanes():
+        self.state.find_free()
+        for lane in self.state.free:
             lane.partition.begin(now)
         self._assign(now)
         self._apply(now)
@@ -141,30 +142,37 @@ class LogicalQueue:
         produced, can be leased in the same turn.
         """
         state = self.state
-        for lane in state.free_lanes():
-            parts, lane.waiting = lane.waiting, []
-            for part in parts:
-                if not isinstance(part, TokenPart):
-                    seal_completes(state, lane, now)
-                part.apply(lane, now)
-            seal_completes(state, lane, now)
-            lane.draft.parts += parts
+        for lane in state.free:
+            if lane.waiting:
+                self._apply_parts(lane, now)
             run_lifecycle(state, lane, now)
             send_transfers(state, lane, now)
             compact(lane)
-        assign_arrives(state, now)
-        assign_produces(state, now)
-        for lane in state.free_lanes():
+        if state.arrives:
+            assign_arrives(state, now)
+        if state.produces:
+            assign_produces(state, now)
+        for lane in state.free:
             if lane.draft.records or lane.draft.requests:
                 lane.seal(state.settings)
                 run_lifecycle(state, lane, now)  # what waited for a lane may be due, or too late, already
         assign_leases(state, now)
 
+    def _apply_parts(self, lane: Lane, now: int) -> None:
+        """What others asked of this lane. Completes gather until something else may look at what they end."""
+        parts, lane.waiting = lane.waiting, []
+        for part in parts:
+            if not isinstance(part, TokenPart):
+                seal_completes(self.state, lane, now)
+            part.apply(lane, now)
+        seal_completes(self.state, lane, now)
+        lane.draft.parts += parts
+
     # ---- apply --------------------------------------------------------------------------------------------
 
     def _apply(self, now: int) -> None:
         """Hand each lane its one batch; answer those who wait in vain."""
-        for lane in list(self.state.free_lanes()):
+        for lane in self.state.free:
             job = lane.seal_turn(now, self.state.settings)
             if job is None:
                 continue

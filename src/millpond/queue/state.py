@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 
 from millpond.errors import MillpondError, OutcomeUnknown, Unavailable
@@ -20,6 +20,7 @@ class QueueState:
     ) -> None:
         self.definition = definition
         self.lanes = {lane.index: lane for lane in lanes}
+        self.free: list[Lane] = []  # those that take part in this turn
         self.rng = rng
         self.queue_exists = queue_exists
         self.reader = TokenReader(definition.incarnation)
@@ -39,8 +40,9 @@ class QueueState:
     def incarnation(self) -> str:
         return self.definition.incarnation
 
-    def free_lanes(self) -> Iterator[Lane]:
-        return (lane for lane in self.lanes.values() if lane.free)
+    def find_free(self) -> None:
+        """Once a turn: a lane does not become busy until the turn is applied."""
+        self.free = [lane for lane in self.lanes.values() if lane.free]
 
 
 def away(lane: Lane, *, issued: bool) -> MillpondError:
