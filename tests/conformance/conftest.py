@@ -14,7 +14,7 @@ from tests.drive import definition
 MakePond = Callable[..., SteppedPond]
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+@pytest.fixture(params=BACKENDS, ids=str)
 def backend(request: pytest.FixtureRequest) -> Backend:
     made: Backend = request.param
     return made

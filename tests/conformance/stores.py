@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from millpond.store.base import Chunk, Registry, Stores, Turn
 from millpond.store.memory import MemoryRegistry, MemoryStores
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
@@ -23,11 +25,19 @@ class Backend:
     survives_restart: bool = True  # a second factory on the same directory finds what the first one stored
     exclusive: bool = True  # refuses to open what another store has open
 
+    def __str__(self) -> str:
+        return self.name
+
 
 BACKENDS = [
     Backend("memory", lambda _: MemoryStores(), lambda _: MemoryRegistry(), survives_restart=False, exclusive=False),
     Backend("sqlite", lambda path: SqliteStores(path, reserve_bytes=RESERVE_BYTES), SqliteRegistry),
 ]
+
+
+def only(can: Callable[[Backend], bool]) -> pytest.MarkDecorator:
+    """Run a test on those backends alone that can do what it is about."""
+    return pytest.mark.parametrize("backend", [one for one in BACKENDS if can(one)], indirect=True, ids=str)
 
 
 def turn(number: int, **fields: object) -> Turn:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
 from millpond.model import Backoff, PartitionDefinition, QueueDefinition, QueueSettings
 from millpond.store.base import Registry
-from tests.conformance.stores import Backend
+from tests.conformance.stores import Backend, only
 
 
 def definition(name: str, **changes: object) -> QueueDefinition:
@@ -57,9 +55,8 @@ def test_a_closed_registry_opens_again(registry: Registry) -> None:
     assert registry.load() == [definition("a")]
 
 
+@only(lambda backend: backend.survives_restart)
 def test_a_restart_finds_all_queues(backend: Backend, tmp_path: Path, registry: Registry) -> None:
-    if not backend.survives_restart:
-        pytest.skip("forgets on a restart")
     registry.put([definition("a"), definition("b")])
     registry.close()
     again = backend.registry(tmp_path)

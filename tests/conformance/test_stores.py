@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millpond.store.base import JournalRow, Recovered, Store, StoreFailed, Stores, Trim
-from tests.conformance.stores import Backend, chunk, turn, turns
+from tests.conformance.stores import Backend, chunk, only, turn, turns
 
 EVERYTHING = 1 << 60  # an instant, a turn or a size that is past all of a test's
 
@@ -37,9 +37,8 @@ def test_a_closed_store_is_found_again_by_the_next_of_its_partition(stores: Stor
     again.close()
 
 
+@only(lambda backend: backend.survives_restart)
 def test_a_restart_finds_everything(backend: Backend, tmp_path: Path, store: Store) -> None:
-    if not backend.survives_restart:
-        pytest.skip("forgets on a restart")
     store.commit(turn(1, chunks=[chunk(10)], snapshot=b"state", ended=(3, 4)))
     store.commit(turn(2))
     store.close()
@@ -91,9 +90,8 @@ def test_a_store_is_not_open_before_it_is_recovered_nor_after_it_is_closed(store
         store.read([1], [])
 
 
-def test_what_is_open_cannot_be_opened_again(backend: Backend, stores: Stores, store: Store) -> None:
-    if not backend.exclusive:
-        pytest.skip("shares its data")
+@only(lambda backend: backend.exclusive)
+def test_what_is_open_cannot_be_opened_again(stores: Stores, store: Store) -> None:
     store.commit(turn(1))
     with pytest.raises(StoreFailed, match="open in another"):
         stores.open("incarnation", 0, "full").recover()

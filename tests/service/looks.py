@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millpond import AsyncPond, Pond
@@ -46,4 +48,21 @@ def files_open_below(directory: object) -> list[str]:
             continue
         if target.startswith(f"{directory}/"):
             found.append(target)
+    return found
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Lets the event loop turn until it holds; a test that waits in vain ends with its timeout."""
+    while not await condition():
+        await asyncio.sleep(0)
+
+
+async def loaded(pond: AsyncPond) -> set[str]:
+    """The queues that are awake, found without waking any."""
+    found: set[str] = set()
+    after: str | None = ""
+    while after is not None:
+        page = await pond.list_queues(after=after, limit=1_000)
+        found.update(queue.name for queue in page.queues if queue.loaded)
+        after = page.next
     return found

@@ -269,11 +269,18 @@ class Partition:
     def remembered(self, requests: Sequence[Sequence[Any]]) -> None:
         """Produces that were carried out. Those with new items are judged by these; here are those without any."""
         for digest, _, new_items, _ in requests:
-            if not new_items:
-                asks = [ask for ask in self.queue.flying.values() if isinstance(ask.request, Produce)]
-                for ask in asks:
-                    if ask.request.request == digest and ask.batch is not None:
-                        self._makes.setdefault(ask.batch, Make(self.at, self, list(ask.batch.asks)))
+            if new_items:
+                continue
+            found = False
+            for ask in list(self.queue.flying.values()):
+                batch = ask.batch
+                if batch is None or not isinstance(ask.request, Produce) or ask.request.request != digest:
+                    continue
+                if all(self.conflicts(batch, index, ask.at) for index in range(len(batch.records))):
+                    found = True
+                    self._makes.setdefault(batch, Make(self.at, self, list(batch.asks)))
+            if not found:
+                self.broken("a produce was carried out without adding anything, and nothing stood in its way")
 
     def leased(self, client: str, deadline: int, runs: Sequence[int]) -> None:
         holder = self.queue.clients[client]

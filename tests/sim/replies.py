@@ -343,26 +343,24 @@ def _judge_get(model: Model, ask: Ask) -> None:
 
 
 def _judge_shown(model: Model, ask: Ask, shown: Shown) -> None:
+    """There may be several items of one id: one that lives, and others that have ended and are kept."""
     queue = model.queues[ask.queue]
+    told = (
+        shown.partition, shown.payload, shown.kind, shown.encoding, shown.reference, shown.priority, shown.key,
+        shown.source_queue, shown.source_id, shown.source_attempts, to_ms(shown.created_at),
+    )  # fmt: skip
     for item in queue.by_id.get(shown.id, ()):
-        if item.partition.index != shown.partition or str(shown.state) not in item.states_since(ask.step):
-            continue
         record, source = item.record, item.record.source
-        told = (
-            shown.payload, shown.kind, shown.encoding, shown.reference, shown.priority, shown.key, shown.source_queue,
-            shown.source_id, shown.source_attempts, to_ms(shown.created_at),
-        )  # fmt: skip
         known = (
-            item.payload, record.kind, record.encoding, record.reference, record.priority, record.key,
-            source and source.queue, source and source.id, source and source.attempts, item.created,
+            item.partition.index, item.payload, record.kind, record.encoding, record.reference, record.priority,
+            record.key, source and source.queue, source and source.id, source and source.attempts, item.created,
         )  # fmt: skip
-        if told != known:
-            _broken(ask, f"{item} is shown as {told}, but it is {known}")
-        _learn(ask, item, shown.correlation_id)
-        if item.changes[-1][0] <= ask.step:
-            _judge_still(ask, item, shown)
-        return
-    _broken(ask, f"{shown.id} is shown as {shown.state}: {_states(queue, ask, shown.id)}")
+        if told == known and str(shown.state) in item.states_since(ask.step):
+            _learn(ask, item, shown.correlation_id)
+            if item.changes[-1][0] <= ask.step:
+                _judge_still(ask, item, shown)
+            return
+    _broken(ask, f"{shown.id} is shown as {shown.state}, {told}: {_states(queue, ask, shown.id)}")
 
 
 def _judge_still(ask: Ask, item: Item, shown: Shown) -> None:

@@ -74,6 +74,12 @@ class Runner:
         self.submit(request)
         return future
 
+    def accept(self, request: Arrive | Forget, settle: Callable[[Any], None]) -> None:
+        """Submit what another queue has sent; the reply goes to its `settle`."""
+        request.done = partial(self._pass_on, settle)
+        self._unanswered.add(request)
+        self.submit(request)
+
     def withdraw(self, request: Request) -> None:
         """The caller has gone: what it would have got goes back."""
         self.queue.withdraw(request)
@@ -195,6 +201,10 @@ class Runner:
         self._run_jobs()
         if self.queue.closed and not self._closed.done():
             self._closed.set_result(None)
+
+    def _pass_on(self, settle: Callable[[Any], None], request: Request) -> None:
+        self._unanswered.discard(request)
+        settle(request)
 
     def _deliver(self, future: asyncio.Future[Any], request: Request) -> None:
         self._unanswered.discard(request)

@@ -419,16 +419,16 @@ class QueuesManager:
     # ---- between queues -----------------------------------------------------------------------------------
 
     def _send(self, sender: Runner, request: Arrive | Forget) -> None:
-        request.done = sender.settle
-        self._spawn(self._forward(request))
+        self._spawn(self._forward(sender, request))
 
-    async def _forward(self, request: Arrive | Forget) -> None:
+    async def _forward(self, sender: Runner, request: Arrive | Forget) -> None:
         try:
             runner = await self.runner(request.target)
         except MillpondError as error:
             request.fail(error)
+            sender.settle(request)
         else:
-            runner.submit(request)
+            runner.accept(request, sender.settle)
 
 
 def _changed(settings: QueueSettings, changes: Mapping[str, Any]) -> QueueSettings:
