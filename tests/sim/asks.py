@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from millpond.history.format import Record
-from millpond.model import OnConflict, QueueSettings, RedriveFilter
+from millpond.model import OnConflict, RedriveFilter
 from millpond.queue.requests import Request, RetryItem, Tokens
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class Ask:
     """One request. `at` is its arrival on the queue's clock, `step` how many commits there had been by then."""
 
     __slots__ = (
-        "answered", "at", "batch", "chosen", "cleared", "client", "deadlines", "document", "extended", "gone", "grants", "handed",
-        "ids", "kind", "letters", "dry_run", "moved", "number", "queue", "request", "retries", "settings", "shared",
-        "state", "states", "step", "stirred", "timeout", "version", "wanted",
+        "answered", "at", "at_rest", "batch", "chosen", "cleared", "client", "deadlines", "document", "dry_run",
+        "extended", "gone", "grants", "handed", "ids", "kind", "letters", "moved", "number", "queue", "request", "retries",
+        "shared", "state", "states", "step", "stirred", "timeout", "version", "wanted",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: str, queue: str, request: Request) -> None:
@@ -98,12 +98,12 @@ class Ask:
         self.ids: Sequence[str] = ()
         self.state: str | None = None
         self.states: Sequence[str] = ()
+        self.at_rest: frozenset[int] = frozenset()  # partitions that were when the answer was made
         self.cleared: dict[str, int] = {}
         self.chosen: RedriveFilter | None = None
         self.letters = False
         self.dry_run = False
         self.moved = 0
-        self.settings: QueueSettings | None = None
 
     def waits_for(self, grant: Grant) -> bool:
         """Whether the token of this delivery has no answer yet; those of a request may come one by one."""

@@ -350,4 +350,3 @@ def _copy(record: bytes | Record) -> bytes | Record:
     if isinstance(record, bytes):
         return record
     return Record(*(getattr(record, field) for field in Record.__struct_fields__))
-

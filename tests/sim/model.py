@@ -276,6 +276,8 @@ class Partition:
                 batch = ask.batch
                 if batch is None or not isinstance(ask.request, Produce) or ask.request.request != digest:
                     continue
+                if batch.on_conflict != "ignore":
+                    continue
                 if all(self.conflicts(batch, index, ask.at) for index in range(len(batch.records))):
                     found = True
                     self._makes.setdefault(batch, Make(self.at, self, list(batch.asks)))
@@ -309,7 +311,8 @@ class Partition:
             self._to(item, LEASED)
             self._alarm(deadline, item)
             holder.granted.append(grant)
-        if sum(not grant.over for grant in holder.granted) > sum(ask.wanted for ask in holder.asks):
+        granted = sum(not (one.over or one.in_doubt) for one in holder.granted)
+        if not holder.left and granted > sum(ask.wanted for ask in holder.asks):
             self.broken(f"{client} got more than was asked for")
 
     def completed(self, client: str, pairs: Sequence[int], keep_until: int, with_result: int) -> None:
@@ -506,7 +509,9 @@ class Partition:
         for number in numbers_of(runs):
             item = self._item(number)
             source = item.record.source
-            if item.state != state or item.moving_to is not None or source is None or source.queue != target:
+            if item.state != state or item.state not in (*WAITING, DEAD):
+                self.broken(f"{item} was redriven as {state}")
+            if item.moving_to is not None or source is None or source.queue != target:
                 self.broken(f"{item} was sent to {target} as {state}")
             self._redrive(item, asks)
             item.reason = source.reason
@@ -827,6 +832,8 @@ JUDGES: dict[int, Callable[..., None]] = {
 def _is_from(item: Item, source: Item) -> bool:
     """Whether an arrived item is that one: a letter names it, and what comes back has its first id or tells of it."""
     letter, home = item.record.source, source.record.source
+    if source.correlation_id not in (None, item.record.correlation_id):
+        return False
     if source.returns:
         assert home is not None
         return home.id in (item.record.id, letter and letter.id)

@@ -85,7 +85,8 @@ def _unchanged(ask: Ask, why: str) -> None:
         _broken(ask, f"refused ({why}), but it was done")
     if ask.batch is not None:
         for make in ask.batch.makes:
-            _not_taken(ask, make.takers, why)
+            if make.items:
+                _not_taken(ask, make.takers, why)
     for grant in ask.grants:
         if grant is not None:
             _not_taken(ask, grant.takers, why)
@@ -141,25 +142,27 @@ def _problem(model: Model, ask: Ask, batch: Batch, make: Make, reply: Sequence[P
         if one.duplicate:
             if item is not None:
                 return f"item {index} is new, and said to be a duplicate"
-            _judge_duplicate(model, ask, batch, index, one)
+            if problem := _duplicate_problem(model, ask, batch, index, one):
+                return problem
         elif item is None or item.id != one.id:
             return f"item {index} is acknowledged as {one.id}, but it was not made durable"
     return ""
 
 
-def _judge_duplicate(model: Model, ask: Ask, batch: Batch, index: int, one: Produced) -> None:
+def _duplicate_problem(model: Model, ask: Ask, batch: Batch, index: int, one: Produced) -> str:
     queue = model.queues[ask.queue]
     if batch.on_conflict != "ignore":
-        _broken(ask, f"{one.id} came back as a duplicate on {batch.on_conflict}")
+        return f"{one.id} came back as a duplicate on {batch.on_conflict}"
     same = queue.by_id.get(one.id)
     if not same:
-        _broken(ask, f"a duplicate of {one.id}, which never was")
+        return f"a duplicate of {one.id}, which never was"
     if batch is ask.batch and batch.request_id is None:
         partition = next(iter(queue.partitions.values()))
         if not partition.conflicts(batch, index, ask.at):
-            _broken(ask, f"item {index} is said to be a duplicate of {one.id}, but its names are free")
+            return f"item {index} is said to be a duplicate of {one.id}, but its names are free"
     if not any(item.correlation_id in (None, one.correlation_id) for item in same):
-        _broken(ask, f"{one.id} has the correlation id {same[-1].correlation_id}, not {one.correlation_id}")
+        return f"{one.id} has the correlation id {same[-1].correlation_id}, not {one.correlation_id}"
+    return ""
 
 
 def _learn(ask: Ask, item: Item, correlation_id: str | None) -> None:
@@ -244,9 +247,9 @@ def _judge_lost(model: Model, ask: Ask, index: int) -> None:
     settings = grant.item.partition.settings
     if not grant.over and ask.at < ask.deadlines[index]:
         _broken(ask, f"lease_lost, but {grant.item} is still leased with this token")
-    if ask.kind == asks.COMPLETE and grant.completed_at is not None:
-        if model.now - grant.completed_at < settings.completed_grace_ms:
-            _broken(ask, f"lease_lost, but {grant.item} was completed with this token at {grant.completed_at}")
+    done = grant.completed_at
+    if ask.kind == asks.COMPLETE and done is not None and model.now - done < settings.completed_grace_ms:
+        _broken(ask, f"lease_lost, but {grant.item} was completed with this token at {done}")
     if grant.takers == [ask] and ask.kind != asks.RETRY:
         _broken(ask, f"lease_lost, but it was done: {grant.item}")
 
@@ -383,14 +386,14 @@ def _judge_list(model: Model, ask: Ask) -> None:
         if ask.state is not None and str(one.state) != ask.state:
             _broken(ask, f"{one.id} is {one.state}, not {ask.state}")
         _judge_shown(model, ask, one)
-        shown.add((one.partition, one.id, one.payload))
+        shown.add((one.partition, one.id, to_ms(one.created_at), one.payload))
     if len(shown) != len(page.items):
         _broken(ask, "an item is listed twice")
     if page.next is not None:
         return
     for partition in queue.partitions.values():
         for item in partition.items.values():
-            if (partition.index, item.id, item.payload) in shown or item.changes[-1][0] > ask.step:
+            if (partition.index, item.id, item.created, item.payload) in shown or item.changes[-1][0] > ask.step:
                 continue
             if ask.state in (None, item.state):
                 _broken(ask, f"{item} is not listed")
@@ -401,7 +404,7 @@ def _judge_stats(model: Model, ask: Ask) -> None:
     stats: QueueStats = ask.request.value
     queue = model.queues[ask.queue]
     for one in stats.partitions:
-        if one.partition in ask.states and one.counts:
+        if one.partition in ask.at_rest and one.counts:
             counts = {state: one.counts[state] for state in STATES}
             if counts != queue.partitions[one.partition].counts:
                 _broken(ask, f"partition {one.partition}: {counts}, {queue.partitions[one.partition].counts}")
@@ -433,4 +436,3 @@ JUDGES: dict[str, Callable[[Model, Ask], None]] = {
     asks.STATS: _judge_stats,
     asks.REDRIVE: _judge_redrive,
 }
-

@@ -31,7 +31,7 @@ from tests.sim import asks, faults
 from tests.sim.asks import Ask
 from tests.sim.consumers import Consumers
 from tests.sim.faults import FaultyStore, Pairs
-from tests.sim.model import CANCELLED, COMPLETED, DEAD, Grant, Model, Violation
+from tests.sim.model import CANCELLED, COMPLETED, DEAD, Model, Violation
 from tests.sim.replies import judge
 
 TICKS_MAX = 200  # at one instant: more is a loop that would burn a core
@@ -140,7 +140,8 @@ class World:
         )
 
     def _backoff(self) -> Backoff:
-        return Backoff(base=self.rng.choice((1.0, 2.0)), cap_ms=self.rng.choice((0, 3_000, 8_000)), jitter=self.rng.choice((0.0, 0.3)))  # fmt: skip
+        rng = self.rng
+        return Backoff(base=rng.choice((1.0, 2.0)), cap_ms=rng.choice((0, 3_000, 8_000)), jitter=rng.choice((0.0, 0.3)))
 
     def _open_all(self) -> None:
         self.budget = Budget(self.body_bytes)
@@ -263,7 +264,7 @@ class World:
                 raise Violation(f"{type(request).__name__} was answered twice")
             live.leases.pop(request, None)
             if ask.kind == asks.STATS:
-                ask.states = at_rest  # type: ignore[assignment]
+                ask.at_rest = at_rest
             judge(self.model, ask)
             self.model.over(ask)
             if ask.client is not None:
@@ -303,11 +304,10 @@ class World:
 
     def _in_force(self, name: str) -> list[str]:
         found = set()
-        for (queue, index), store in self.stores.items():
-            if queue == name:
-                found.update(store.in_force)
-                if self.lives[name].queue.state.lanes[index].status != Status.OPEN and (queue, index) in self._lane_faults:  # fmt: skip
-                    found.add(self._lane_faults[queue, index])
+        for index, lane in self.lives[name].queue.state.lanes.items():
+            found.update(self.stores[name, index].in_force)
+            if lane.status != Status.OPEN and (name, index) in self._lane_faults:
+                found.add(self._lane_faults[name, index])
         if any(pending.slow and pending.live.name == name for pending in self.pendings):
             found.add(faults.COMMIT_SLOW)
         if self.definitions[name].paused:
@@ -638,8 +638,7 @@ class World:
         ]
         for live in self.lives.values():
             found += live.flying.values()
-            if live.closing:
-                found.append(live)
+            found += [lane for lane in live.queue.state.lanes.values() if lane.status != Status.OPEN]
         return found
 
     def _compare(self) -> None:

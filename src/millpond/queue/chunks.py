@@ -105,6 +105,10 @@ class Chunks:
     def next_deadline(self) -> int | None:
         return self._expiry[0] >> 64 if self._expiry else None
 
+    def shed_stale(self) -> None:
+        """After this `next_deadline` is that of a chunk that still has items."""
+        self._compact()
+
     def pop_expired(self, now: int) -> list[tuple[int, int, int]]:
         """Chunks (first, end, live items) whose deadline is `now` or earlier. Each comes once."""
         expired: list[tuple[int, int, int]] = []

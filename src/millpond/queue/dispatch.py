@@ -13,7 +13,7 @@ from millpond.errors import DiskFull, InvalidRequest, KeyConflict, MillpondError
 from millpond.history.format import RUN_BITS, RUN_MAX, Event, Record, decode_state, numbers_of, run_of, runs_of
 from millpond.model import Batch, DeadReason, LeasedFields, LeasedItem, Produced, State, to_datetime
 from millpond.queue.dedup import Ended, id_digest, key_digest
-from millpond.queue.lane import Lane, Part, TurnJob
+from millpond.queue.lane import NEVER, Lane, Part, TurnJob
 from millpond.queue.lifecycle import bury, end_leases
 from millpond.queue.partition import ERROR_PART, STATE_PART, VERSION_BITS
 from millpond.queue.requests import Lease, Produce
@@ -409,7 +409,7 @@ class ReleasePart(Part):
                 bury(self._queue, lane, DeadReason.EXPIRED, State.READY, runs_of(expired), now)
 
     def deadline(self) -> int:
-        return 1 << 62  # nobody waits for it
+        return NEVER
 
 
 def give_back(queue: QueueState, items: Sequence[LeasedItem]) -> None:

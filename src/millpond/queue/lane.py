@@ -34,6 +34,7 @@ SNAPSHOT_BYTES = 4 << 20  # journal to replay before a snapshot pays; more once 
 SNAPSHOT_ROWS = 20_000  # a fifth of a second of replay
 TRIM_INTERVAL_MS = 60_000  # how often old journal rows are looked for
 PROBE_MS, PROBE_MS_MAX = 100, 30_000  # second and longest wait before a failed store is tried again
+NEVER = 1 << 62  # the deadline of a part that nobody waits for
 FORGIVE_TURNS = 1_000  # good turns after which earlier failures no longer count against a partition
 
 

@@ -41,6 +41,15 @@ def next_wake(partition: Partition) -> int | None:
     return min((at for at in instants if at is not None), default=None)
 
 
+def shed_stale(partition: Partition) -> None:
+    """After this `next_wake` is exact. It takes as long as there are items with a time of their own."""
+    partition.lease_timers.rebuild((lease.deadline, run_of(n, 1)) for n, lease in partition.leased.items())
+    partition.due_timers.rebuild_from(partition.waiting.values())
+    partition.expiry_timers.rebuild((at, run_of(n, 1)) for n, at in partition.expiries.items())
+    partition.finish_timers.rebuild((kept >> 1, run_of(n, 1)) for n, kept in partition.finished.items())
+    partition.chunks.shed_stale()
+
+
 # ---- leases -----------------------------------------------------------------------------------------------
 
 

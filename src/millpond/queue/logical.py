@@ -21,8 +21,8 @@ from millpond.model import QueueDefinition
 from millpond.queue.compaction import compact
 from millpond.queue.dispatch import assign_leases, assign_produces, give_back
 from millpond.queue.holders import TokenPart, assign_tokens, seal_completes
-from millpond.queue.lane import CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
-from millpond.queue.lifecycle import next_wake, run_lifecycle
+from millpond.queue.lane import NEVER, CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
+from millpond.queue.lifecycle import next_wake, run_lifecycle, shed_stale
 from millpond.queue.operations import answer_stats, start_operation
 from millpond.queue.requests import Arrive, Forget, GetStats, Lease, Produce, Request, Tokens
 from millpond.queue.state import QueueState, away
@@ -262,9 +262,12 @@ class LogicalQueue:
         lane.failed(job.error, now)
         if again:  # not even without produces: there is nothing left to try
             error = DiskFull("the disk is full, and nothing more can be written; make room, then send it again")
-            for part in job.draft.parts:
-                part.fail(error)
-            job.draft.parts = []
+            parts, job.draft.parts = job.draft.parts, []
+            for part in parts:
+                if part.deadline() < NEVER:
+                    part.fail(error)
+                else:  # nobody waits for it, but it must be done once there is room
+                    job.draft.parts.append(part)
             lane.probe_at = now + lane.probe_wait
         lane.doubt = job
         parts, job.draft.parts = job.draft.parts, []
@@ -363,9 +366,15 @@ class LogicalQueue:
         )  # fmt: skip
 
     def sleeping_until(self) -> int | None:
-        """When an idle queue must be awake again."""
+        """When an idle queue must be awake again, or earlier."""
         wakes = [next_wake(lane.partition) for lane in self.state.lanes.values() if lane.known]
         return min((at for at in wakes if at is not None), default=None)
+
+    def shed_stale_timers(self) -> None:
+        """After this `sleeping_until` is exact: a sleeping queue should not be woken for nothing."""
+        for lane in self.state.lanes.values():
+            if lane.known:
+                shed_stale(lane.partition)
 
     def close(self, now: int) -> None:
         """Take no more requests, answer those that wait, and leave a job for each lane that closes its store.

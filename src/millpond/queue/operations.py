@@ -41,6 +41,8 @@ SCAN_BATCH = 500  # items looked at in one turn, so that a scan does not hold up
 
 _sleepers = itertools.count()  # those who wake at the same instant do so in the order in which they went to sleep
 
+_LETTERS = (State.DEAD, State.READY, State.SCHEDULED, State.RETRYING)  # what may leave a dead queue
+
 Act = Callable[[Lane, int], Any]
 Step = tuple[Lane, Act] | int
 Operation = Generator[Step, Any, Any]
@@ -425,9 +427,7 @@ def _redrive_page(
 ) -> tuple[list[int], dict[int, Seen]]:
     if numbers is not None:
         return numbers, _look(lane, numbers)
-    states = [State.DEAD]
-    if request.letters:
-        states += [State.READY, State.SCHEDULED, State.RETRYING]
+    states = _LETTERS if request.letters else (State.DEAD,)
     limit = _redrive_batch(request)
     numbers = sorted(n for state in states for n in lane.partition.numbers_in(state, after, limit))[:limit]
     return numbers, _look(lane, [n for n in numbers if n not in lane.partition.moving])
@@ -441,7 +441,7 @@ def _matching(
     for number, one in seen.items():
         item, state = _show(queue, lane, job, one), one.state
         letter = request.letters and item.source_queue is not None
-        if number in lane.partition.moving or not (letter or state == State.DEAD) or state == State.LEASED:
+        if number in lane.partition.moving or state not in (_LETTERS if letter else (State.DEAD,)):
             if request.ids is not None:
                 done.errors[item.id] = _info(Conflict(f"item {item.id!r} is {state}; only a dead one can be redriven"))
             continue
@@ -473,7 +473,7 @@ def _revive(queue: QueueState, chosen: dict[str | None, list[int]], lane: Lane, 
         states = partition.states(numbers)
         by_state: dict[State, list[int]] = defaultdict(list)
         for number, state in states.items():
-            if number not in partition.moving and (state == State.DEAD or (target and state != State.LEASED)):
+            if number not in partition.moving and state in (_LETTERS if target else (State.DEAD,)):
                 by_state[state].append(number)
         for state, group in by_state.items():
             moved += len(group)

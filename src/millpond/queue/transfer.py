@@ -17,7 +17,7 @@ from millpond.history.format import Event, Record, Source
 from millpond.model import DeadReason
 from millpond.queue.dedup import id_digest, key_digest, transfer_digest
 from millpond.queue.dispatch import Held, choose_writable, id_taken, key_taken, names_of
-from millpond.queue.lane import Lane, Part, TurnJob
+from millpond.queue.lane import NEVER, Lane, Part, TurnJob
 from millpond.queue.partition import REASONS, Move
 from millpond.queue.requests import Arrive, Forget, Transfer
 from millpond.queue.state import QueueState
@@ -73,7 +73,7 @@ class SendPart(Part):
         """Found anew: the lane was loaded again and has nothing on its way."""
 
     def deadline(self) -> int:
-        return 1 << 62
+        return NEVER
 
 
 class ConfirmPart(Part):
@@ -93,7 +93,7 @@ class ConfirmPart(Part):
         """Found anew, as above."""
 
     def deadline(self) -> int:
-        return 1 << 62
+        return NEVER
 
 
 def _transfer(queue: QueueState, lane: Lane, job: TurnJob, number: int) -> Transfer:
@@ -172,7 +172,7 @@ class MovedPart(Part):
         lane.sent.difference_update(self._request.numbers)
 
     def deadline(self) -> int:
-        return 1 << 62
+        return NEVER
 
 
 class ForgottenPart(Part):
@@ -188,7 +188,7 @@ class ForgottenPart(Part):
         lane.confirming.difference_update(self._request.names)
 
     def deadline(self) -> int:
-        return 1 << 62
+        return NEVER
 
 
 def _name(lane: Lane, number: int, move: Move) -> bytes:

@@ -319,8 +319,14 @@ class QueuesManager:
     # ---- loading and unloading ----------------------------------------------------------------------------
 
     def _settle(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._settling[name] = self._spawn(coroutine)
-        task.add_done_callback(lambda _: self._settling.pop(name, None))
+        self._settling[name] = self._spawn(self._settled(name, coroutine))
+
+    async def _settled(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Whoever finds a task in `_settling` can wait for it: it is not done yet."""
+        try:
+            await coroutine
+        finally:
+            del self._settling[name]
 
     async def _load(self, name: str) -> None:
         async with self._changes:
@@ -349,11 +355,13 @@ class QueuesManager:
             runner = self._runners.get(name)
             if runner is None:
                 continue
-            clean = runner.queue.idle
-            wake = runner.queue.sleeping_until() if clean else None
+            clean, wake = runner.queue.idle and not deleting, None
+            if clean:
+                runner.queue.shed_stale_timers()
+                wake = runner.queue.sleeping_until()
             await runner.close()
             del self._runners[name]
-            if clean and not deleting:
+            if clean:
                 asleep.append(replace(self._definitions[name], dirty=False, next_wake=wake or 0))
         if not asleep:
             return
