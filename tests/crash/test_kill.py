@@ -102,9 +102,10 @@ def drain(pond: Pond, said: Said) -> None:
     left = texts(items_of(pond, "work"))
     handed: Counter[str] = Counter()
     while sum(handed.values()) < sum(left.values()):
-        items = pond.lease("work", batch=1_000, wait="1m")
-        handed.update(item.text for item in items if item.text not in handed)
-        pond.complete(items)
+        items = pond.lease("work", batch=1_000, wait="1m", lease_timeout="1m")
+        handed.update(item.text for item in items)
+        said.hear(" ".join(["complete", *(item.text for item in items)]))
+        assert all(result.ok for result in pond.complete(items))
     assert handed == left
     assert not items_of(pond, "work")
 

@@ -130,6 +130,29 @@ def test_a_parked_lease_is_woken_by_another_thread(path: str) -> None:
         assert [item.text for item in waiting.result()] == ["x"]
 
 
+MAIN_ENDS = """
+import sys, threading, millpond
+pond = millpond.open(sys.argv[1])
+ended = threading.Event()
+
+def work():
+    main.join()
+    pond.create_queue("late", partitions=2)
+    pond.produce("late", ["x"])
+    print([item.text for item in pond.lease("late", wait="10s")])
+    pond.close()
+
+main = threading.current_thread()
+threading.Thread(target=work).start()
+"""
+
+
+def test_threads_that_outlive_the_main_thread_go_on(tmp_path: Path) -> None:
+    script = [sys.executable, "-c", MAIN_ENDS, str(tmp_path)]
+    ran = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "['x']\n", "")
+
+
 # ---- callers that go --------------------------------------------------------------------------------------
 
 

@@ -66,8 +66,8 @@ class Ask:
 
     __slots__ = (
         "answered", "at", "at_rest", "batch", "chosen", "cleared", "client", "deadlines", "document", "dry_run",
-        "extended", "gone", "grants", "handed", "ids", "kind", "letters", "moved", "number", "queue", "request", "retries",
-        "shared", "state", "states", "step", "stirred", "timeout", "version", "wanted",
+        "extended", "gone", "grants", "handed", "ids", "kind", "letters", "moved", "number", "queue", "request",
+        "retries", "shared", "state", "states", "step", "stirred", "timeout", "version", "wanted",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: str, queue: str, request: Request) -> None:

@@ -639,7 +639,7 @@ class Partition:
             if any(one.ended_at is None and not one.arrived for one in self.queue.by_id.get(home.id, ())):
                 self.broken(f"{item} came back under an id that is taken")
         else:
-            if not self._taken_by_another(item, self.queue.by_id.get(home.id, ())):
+            if not self._taken(self.queue.by_id.get(home.id, ())):
                 self.broken(f"{item} came back under another id although {home.id} is free")
             if record.id is not None or record.source is None or record.source.id != home.id:
                 self.broken(f"{item} does not tell that it was {home.id}")
@@ -648,14 +648,14 @@ class Partition:
         holders = self.queue.holders.get(("key", home.key), ())
         if record.key is not None and (record.key != home.key or any(one.ended_at is None for one in holders)):
             self.broken(f"{item} came back with the key {record.key!r}")
-        if record.key is None and not self._taken_by_another(item, holders):
+        if record.key is None and not self._taken(holders):
             self.broken(f"{item} came back without its key {home.key!r}")
 
-    def _taken_by_another(self, item: Item, holders: Sequence[Item]) -> bool:
-        """Or by itself, as long as the queue it left has not let go of it."""
+    def _taken(self, holders: Sequence[Item]) -> bool:
+        """Or by itself, as long as the queue it left has not let go of it. What has moved on guards no names."""
+        window = self.queue.window
         return any(
-            one.was_there(self.at)
-            or (one.payload != item.payload and one.ended_at is not None and one.ended_at + self.queue.window > self.at)
+            one.was_there(self.at) or (not one.arrived and one.ended_at is not None and one.ended_at + window > self.at)
             for one in holders
         )
 
@@ -841,14 +841,14 @@ def _is_from(item: Item, source: Item) -> bool:
 
 
 def fits(item: Item, ask: Ask) -> bool:
-    """Whether a redrive means this item."""
+    """Whether a redrive means this item. A letter may have died a second time since it was chosen."""
     if ask.ids and item.id not in ask.ids:
         return False
     chosen = ask.chosen
     source = item.record.source
     return chosen is None or (
         (chosen.source_queue is None or (source is not None and source.queue == chosen.source_queue))
-        and (chosen.dead_reason is None or item.reason == chosen.dead_reason)
+        and (chosen.dead_reason is None or chosen.dead_reason in (item.reason, source and source.reason))
         and (chosen.kind is None or item.record.kind == chosen.kind)
         and (chosen.error_contains is None or chosen.error_contains in (item.error or ""))
     )

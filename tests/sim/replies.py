@@ -115,7 +115,7 @@ def _judge_produce(model: Model, ask: Ask) -> None:
     batch, queue = ask.batch, model.queues[ask.queue]
     assert batch is not None
     reply: Sequence[Produced] = ask.request.value
-    possible = [(batch, make) for make in batch.makes]
+    possible = [(batch, make) for make in reversed(batch.makes)]
     if batch.request_id is not None:
         made = queue.requests.get(batch.request_id, [])
         possible += [(of, make) for of, make in made if make.at + queue.window > ask.at]
@@ -146,6 +146,8 @@ def _problem(model: Model, ask: Ask, batch: Batch, make: Make, reply: Sequence[P
                 return problem
         elif item is None or item.id != one.id:
             return f"item {index} is acknowledged as {one.id}, but it was not made durable"
+        elif item.correlation_id not in (None, one.correlation_id):
+            return f"{item} has the correlation id {item.correlation_id}, not {one.correlation_id}"
     return ""
 
 

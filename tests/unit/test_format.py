@@ -97,3 +97,9 @@ def test_every_kind_of_event_is_a_transition_of_the_partition() -> None:
     for event in Event:
         assert callable(getattr(Partition, f"on_{event.name.lower()}"))
     assert module.JOURNAL_VERSION == 1
+
+
+def test_a_chunk_of_a_version_to_come_is_refused() -> None:
+    body = encode_records([b"a"])
+    with pytest.raises(ValueError, match="chunk of version 2"):
+        decode_records(b"\x02" + body[1:])

@@ -16,6 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 JOURNAL_VERSION = 1
+CHUNK_VERSION = 1
+_CHUNK_VERSION = bytes([CHUNK_VERSION])
 RUN_BITS = 20
 RUN_MAX = 1 << RUN_BITS
 NUMBER_MAX = 1 << 44  # with a run's 20 bits it fills a 64-bit int
@@ -103,12 +105,14 @@ def decode_entry(row: bytes) -> JournalEntry:
 
 
 def encode_records(records: list[bytes | Record | None]) -> bytes:
-    """A chunk's body. None marks a record that is gone."""
-    return _encode(records)
+    """A chunk's body: a byte of version, then the records. None marks one that is gone."""
+    return _CHUNK_VERSION + _encode(records)
 
 
 def decode_records(body: bytes) -> list[bytes | Record | None]:
-    return _decode_records(body)
+    if body[:1] != _CHUNK_VERSION:
+        raise ValueError(f"chunk of version {body[0]}; this millpond reads up to {CHUNK_VERSION}")
+    return _decode_records(memoryview(body)[1:])
 
 
 def encode_meta(records: list[bytes | Record]) -> bytes | None:

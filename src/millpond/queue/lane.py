@@ -32,7 +32,8 @@ CHUNK_ITEMS_MAX = 1_000  # reading one item means reading its chunk
 CHUNK_BYTES_MAX = 1 << 20  # likewise, for large payloads
 SNAPSHOT_BYTES = 4 << 20  # journal to replay before a snapshot pays; more once the state itself is larger
 SNAPSHOT_ROWS = 20_000  # a fifth of a second of replay
-TRIM_INTERVAL_MS = 60_000  # how often old journal rows are looked for
+TRIM_INTERVAL_MS = 60_000  # how often old journal rows are looked for,
+TRIM_INTERVAL_TURNS = 500  # or after so many turns: a store drops more rows than that at a time, so it keeps up
 PROBE_MS, PROBE_MS_MAX = 100, 30_000  # second and longest wait before a failed store is tried again
 NEVER = 1 << 62  # the deadline of a part that nobody waits for
 FORGIVE_TURNS = 1_000  # good turns after which earlier failures no longer count against a partition
@@ -250,7 +251,7 @@ class Lane:
         self._good_turns = 0
         self._rows, self._bytes = 0, 0  # in the journal since the last snapshot
         self._snapshot_size = 0
-        self._trim_at = 0
+        self._trim_at, self._trim_turn = 0, 0
 
     @property
     def known(self) -> bool:
@@ -321,13 +322,13 @@ class Lane:
         assert record is not None, "a live item has a record"
         return record if isinstance(record, Record) else Record(record)
 
-    def seal_turn(self, now: int, settings: QueueSettings) -> TurnJob | None:
+    def seal_turn(self, now: int, settings: QueueSettings, journal_bytes: int) -> TurnJob | None:
         """The job for all that was gathered; None if there is nothing to do."""
         draft, partition = self.draft, self.partition
         self.draft = Draft()
         turn = None
         if partition.events or draft.documents or draft.chunks:
-            turn = self._turn(draft, now, settings)
+            turn = self._turn(draft, now, settings, journal_bytes)
         else:
             partition.turn -= 1
             if not (draft.chunk_wants or draft.document_wants or draft.lookups or draft.parts):
@@ -343,7 +344,7 @@ class Lane:
             turn.snapshot = self.partition.snapshot()
         return CloseJob(self, turn)
 
-    def _turn(self, draft: Draft, now: int, settings: QueueSettings) -> Turn:
+    def _turn(self, draft: Draft, now: int, settings: QueueSettings, journal_bytes: int) -> Turn:
         partition = self.partition
         events = encode_entry(partition.next_number, partition.events)
         turn = Turn(
@@ -365,11 +366,9 @@ class Lane:
             turn.snapshot = partition.snapshot()
             self._snapshot_size = len(turn.snapshot)
             self._rows, self._bytes = 0, 0
-        if now >= self._trim_at:
-            self._trim_at = now + TRIM_INTERVAL_MS
-            turn.trim = Trim(
-                now - settings.journal_retention_ms, settings.journal_bytes_max, partition.turn - self._rows
-            )
+        if now >= self._trim_at or partition.turn >= self._trim_turn:
+            self._trim_at, self._trim_turn = now + TRIM_INTERVAL_MS, partition.turn + TRIM_INTERVAL_TURNS
+            turn.trim = Trim(now - settings.journal_retention_ms, journal_bytes, partition.turn - self._rows)
         return turn
 
     # ---- jobs that have ended -----------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class LogicalQueue:
     def _apply(self, now: int) -> None:
         """Hand each lane its one batch; answer those who wait in vain."""
         for lane in self.state.free:
-            job = lane.seal_turn(now, self.state.settings)
+            job = lane.seal_turn(now, self.state.settings, self.state.journal_bytes)
             if job is None:
                 continue
             if job.turn is None and not (job.draft.chunk_wants or job.draft.document_wants or job.draft.lookups):

@@ -40,6 +40,11 @@ class QueueState:
     def incarnation(self) -> str:
         return self.definition.incarnation
 
+    @property
+    def journal_bytes(self) -> int:
+        """A partition's share of what the queue may keep of its journal."""
+        return self.settings.journal_bytes_max // len(self.lanes)
+
     def find_free(self) -> None:
         """Once a turn: a lane does not become busy until the turn is applied."""
         self.free = [lane for lane in self.lanes.values() if lane.free]

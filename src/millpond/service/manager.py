@@ -11,8 +11,9 @@ import asyncio
 import logging
 import re
 import secrets
+import threading
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from random import Random
 from typing import Any, TypeVar
 
@@ -51,6 +52,48 @@ _KEEPS_QUEUE = (State.READY, State.SCHEDULED, State.RETRYING, State.LEASED, Stat
 T = TypeVar("T")
 
 
+class RegistryThread:
+    """Calls the registry, one call after the other. No executor: those take no work once the main thread has ended."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="millpond-registry", daemon=True)
+        self._thread.start()
+
+    async def run(self, call: Callable[..., T], *arguments: Any) -> T:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                value = call(*arguments)
+            except Exception as error:
+                loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                loop.call_soon_threadsafe(_fulfil, future, value)
+
+        self._calls.put(work)
+        return await future
+
+    def stop(self) -> None:
+        self._calls.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (work := self._calls.get()) is not None:
+            work()
+
+
+def _fulfil(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
 class QueuesManager:
     def __init__(self, registry: Registry, stores: Mapping[str, Stores], clock: Clock, rng: Random) -> None:
         self._registry = registry
@@ -65,7 +108,7 @@ class QueuesManager:
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._changes = asyncio.Lock()  # one change to the registry at a time
-        self._registry_thread: ThreadPoolExecutor | None = None
+        self._registry_thread: RegistryThread | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._open = False
 
@@ -74,7 +117,7 @@ class QueuesManager:
     async def open(self) -> None:
         if self._registry_thread is not None:
             raise Conflict("the engine is open already; close it first")
-        self._registry_thread = ThreadPoolExecutor(1, "millpond-registry")
+        self._registry_thread = RegistryThread()
         try:
             definitions = await self._in_registry(self._registry.load)
             self._definitions = {one.name: one for one in definitions}
@@ -126,7 +169,7 @@ class QueuesManager:
     async def _let_go(self) -> None:
         await self._in_registry(self._registry.close)
         assert self._registry_thread is not None
-        self._registry_thread.shutdown()
+        self._registry_thread.stop()
         self._registry_thread = None
 
     def _check_open(self) -> None:
@@ -308,9 +351,8 @@ class QueuesManager:
 
     async def _in_registry(self, call: Callable[..., T], *arguments: Any) -> T:
         assert self._registry_thread is not None, "checked by whoever was asked"
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._registry_thread, call, *arguments)
+            return await self._registry_thread.run(call, *arguments)
         except StoreFull as error:
             raise DiskFull(f"the disk is full, so no queue can be changed ({error}); make room, then retry") from error
         except (StoreFailed, OSError) as error:
