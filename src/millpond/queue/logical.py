@@ -19,11 +19,12 @@ from random import Random
 from millpond.errors import Closed, DiskFull, InternalError, MillpondError
 from millpond.model import QueueDefinition
 from millpond.queue.compaction import compact
-from millpond.queue.dispatch import assign_leases, assign_produces, give_back
 from millpond.queue.holders import TokenPart, assign_tokens, seal_completes
 from millpond.queue.lane import NEVER, CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
+from millpond.queue.lease import assign_leases, give_back
 from millpond.queue.lifecycle import next_wake, run_lifecycle, shed_stale
 from millpond.queue.operations import answer_stats, start_operation
+from millpond.queue.produce import assign_produces
 from millpond.queue.requests import Arrive, Forget, GetStats, Lease, Produce, Request, Tokens
 from millpond.queue.state import QueueState, away
 from millpond.queue.transfer import assign_arrives, assign_forget, send_transfers, settle_transfer

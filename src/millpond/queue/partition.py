@@ -2,7 +2,7 @@
 
 Every change of state is one of the `on_…` methods, called in the same way when it happens
 (`change`, which also notes it for the journal) and when the journal is replayed, so that the two cannot
-differ. No policy in here: who may do what, and when, is decided by `holders`, `dispatch` and `lifecycle`.
+differ. No policy in here: who may do what, and when, is decided by `holders`, `produce`, `lease` and `lifecycle`.
 
 A plain ready item costs nothing of its own: only what is leased, waiting, dead, kept, or has a priority, a
 key, a limit, an expiry or a document of its own has entries, in the columns below.

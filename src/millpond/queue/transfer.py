@@ -16,9 +16,10 @@ from millpond.errors import MillpondError, NotFound
 from millpond.history.format import Event, Record, Source
 from millpond.model import DeadReason
 from millpond.queue.dedup import id_digest, key_digest, transfer_digest
-from millpond.queue.dispatch import Held, choose_writable, id_taken, key_taken, names_of
 from millpond.queue.lane import NEVER, Lane, Part, TurnJob
+from millpond.queue.names import Held, id_taken, key_taken, names_of
 from millpond.queue.partition import REASONS, Move
+from millpond.queue.produce import choose_writable
 from millpond.queue.requests import Arrive, Forget, Transfer
 from millpond.queue.state import QueueState
 

@@ -1,0 +1,253 @@
+"""From which partitions a lease is filled, and what its consumer gets."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
+
+from millpond.errors import MillpondError
+from millpond.history.format import RUN_BITS, RUN_MAX, Event, decode_state, numbers_of, run_of, runs_of
+from millpond.model import DeadReason, LeasedFields, LeasedItem, State, to_datetime
+from millpond.queue.lane import NEVER, Lane, Part, TurnJob
+from millpond.queue.lifecycle import bury, end_leases
+from millpond.queue.partition import ERROR_PART, STATE_PART, VERSION_BITS
+from millpond.queue.requests import Lease
+from millpond.queue.state import QueueState
+from millpond.queue.tokens import ChunkGrant
+from millpond.queue.waiters import share
+
+_COUNT_MASK = RUN_MAX - 1
+
+
+class LeasePart(Part):
+    """One lane's items for a lease, as runs in order."""
+
+    __slots__ = ("_deadline", "_queue", "_request", "items", "lane", "runs")
+
+    def __init__(self, queue: QueueState, request: Lease, lane: Lane, deadline: int) -> None:
+        self._queue = queue
+        self._request = request
+        self._deadline = deadline
+        self.lane = lane
+        self.runs: list[int] = []
+        self.items: list[LeasedItem] = []
+
+    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        if self._request.gone:
+            lane.waiting.append(ReleasePart(self._queue, self.runs, lane.partition.turn))
+        else:
+            self.items = leased_items(lane, job, self.runs, self._deadline)
+        self._settle()
+
+    def again(self, lane: Lane) -> None:
+        self._settle()
+
+    def fail(self, error: MillpondError) -> None:
+        """Its items went back when the partition was loaded again, or will when the lease runs out."""
+        self._request.error = error
+        self._settle()
+
+    def leaves(self) -> bool:
+        """A batch that other lanes share in does not wait for this one."""
+        if len(self._request.items) < 2:
+            return False
+        self._settle()
+        return True
+
+    def finish_late(self, lane: Lane) -> None:
+        lane.waiting.append(ReleasePart(self._queue, self.runs, lane.partition.turn))
+
+    def deadline(self) -> int:
+        return self._request.deadline
+
+    def _settle(self) -> None:
+        request = self._request
+        request.parts -= 1
+        if request.parts or request.answered:
+            return
+        items = [item for part in request.items for item in part.items]
+        request.items = []
+        if request.gone:
+            give_back(self._queue, items)
+            request.error = None
+            request.answer([])
+        elif items:
+            request.error = None
+            request.answer(items)
+        elif request.error is not None:
+            error, request.error = request.error, None
+            request.fail(error)
+        else:
+            self._queue.waiters.park_again(request)
+
+
+class ReleasePart(Part):
+    """Items whose caller had gone before the reply: back to the head, the attempt given back."""
+
+    __slots__ = ("_grant", "_queue", "_runs")
+
+    def __init__(self, queue: QueueState, runs: list[int], grant: int) -> None:
+        self._queue = queue
+        self._runs = runs
+        self._grant = grant
+
+    def apply(self, lane: Lane, now: int) -> None:
+        leased, asked = lane.partition.leased, lane.partition.cancel_asked
+        runs = []
+        for run in self._runs:
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            held = [n for n in range(first, first + count) if n in leased and leased[n].grant == self._grant]
+            if len(held) == count:
+                runs.append(run)
+            else:
+                runs += [run_of(number, 1) for number in held]
+        if asked and (cancelled := [n for n in numbers_of(runs) if n in asked]):
+            end_leases(self._queue, lane, cancelled, now)
+            runs = runs_of(n for n in numbers_of(runs) if n in leased)
+        if runs:
+            lane.partition.change(Event.RELEASED, runs)
+            expired = [n for n in numbers_of(runs) if lane.partition.expire_deadline(n) <= now]
+            if expired:
+                bury(self._queue, lane, DeadReason.EXPIRED, State.READY, runs_of(expired), now)
+
+    def deadline(self) -> int:
+        return NEVER
+
+
+def give_back(queue: QueueState, items: Sequence[LeasedItem]) -> None:
+    """Items of a reply that was never delivered."""
+    grants: dict[tuple[int, int], list[int]] = {}
+    for item in items:
+        [token] = queue.reader.read_all([item])
+        assert token is not None
+        partition, number, grant, _, _ = token
+        grants.setdefault((partition, grant), []).append(number)
+    for (partition, grant), numbers in grants.items():
+        queue.lanes[partition].waiting.append(ReleasePart(queue, runs_of(numbers), grant))
+
+
+def assign_leases(queue: QueueState, now: int) -> None:
+    """Deal what is leasable in the free lanes to the waiters.
+
+    Neighbours who want the same kind of lease are served in one event, and share it out in order.
+    """
+    if queue.definition.paused or not len(queue.waiters):
+        return
+    lanes = [lane for lane in queue.free if lane.partition.ready.count]
+    if not lanes:
+        return
+    total = sum(lane.partition.ready.count for lane in lanes)
+    leases = queue.waiters.first(total)
+    shares = share(total, [lease.batch for lease in leases])
+    queue.waiters.remove_first(len(leases))
+    dealt = zip(leases, shares, strict=True)
+    for (client, timeout), group in groupby(dealt, key=lambda deal: (deal[0].client, deal[0].lease_timeout)):
+        alike = list(group)
+        count = sum(share for _, share in alike)
+        deadline = now + (timeout if timeout is not None else queue.settings.lease_timeout_ms)
+        _share_out(queue, alike, _take(lanes, count, client, deadline), deadline)
+        queue.rates.count("leased", count, now)
+
+
+def _take(lanes: list[Lane], count: int, client: str, deadline: int) -> deque[tuple[Lane, int]]:
+    """Lease the next `count` items; lanes with none left are struck off."""
+    taken: deque[tuple[Lane, int]] = deque()
+    while count:
+        lane = lanes[0] if len(lanes) == 1 else min(lanes, key=_lease_rank)
+        runs = lane.partition.ready.peek(count)
+        lane.partition.change(Event.LEASED, client, deadline, runs)
+        for run in runs:
+            items = (run & _COUNT_MASK) + 1
+            count -= items
+            _want(lane, run >> RUN_BITS, items)
+            taken.append((lane, run))
+        if not lane.partition.ready.count:
+            lanes.remove(lane)
+    return taken
+
+
+def _share_out(
+    queue: QueueState, leases: list[tuple[Lease, int]], taken: deque[tuple[Lane, int]], deadline: int
+) -> None:
+    """Cut what was taken into the waiters' shares, a part for each lane that a share touches."""
+    for lease, count in leases:
+        part: LeasePart | None = None
+        while count:
+            lane, run = taken.popleft()
+            first, items = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            if items > count:
+                taken.appendleft((lane, run_of(first + count, items - count)))
+                run, items = run_of(first, count), count
+            if part is None or part.lane is not lane:
+                part = LeasePart(queue, lease, lane, deadline)
+                lease.items.append(part)
+                lease.parts += 1
+                lane.draft.parts.append(part)
+            part.runs.append(run)
+            count -= items
+
+
+def _lease_rank(lane: Lane) -> tuple[bool, int, int]:
+    """Read-only lanes first (they must drain), then the best head priority, then the fullest."""
+    ready = lane.partition.ready
+    return not lane.definition.read_only, ready.head_priority() or 0, -ready.count
+
+
+def _want(lane: Lane, first: int, count: int) -> None:
+    lane.want(first, count)
+    documents = lane.partition.documents
+    if documents:
+        for number in range(first, first + count):
+            if number in documents:
+                lane.want_documents(number)
+
+
+def leased_items(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> list[LeasedItem]:
+    partition = lane.partition
+    tries, documents = partition.tries, partition.documents
+    items: list[LeasedItem] = []
+    for run in runs:
+        first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+        for chunk, low, high, created in partition.chunks.pieces(first, count):
+            records = job.records[chunk][low - chunk : high - chunk]
+            grant = ChunkGrant(partition.incarnation, lane.index, partition.turn, created, deadline, partition.mint)
+            items += [
+                LeasedItem(record, number, grant)
+                if type(record) is bytes and number not in tries and number not in documents
+                else _leased_item(lane, job, number, grant)
+                for number, record in enumerate(records, low)
+            ]
+    return items
+
+
+def _leased_item(lane: Lane, job: TurnJob, number: int, grant: ChunkGrant) -> LeasedItem:
+    partition, mint, record = lane.partition, lane.partition.mint, lane.record(job, number)
+    created = grant.created
+    error = job.documents.get(number << 2 | ERROR_PART)
+    state = job.documents.get(number << 2 | STATE_PART)
+    source = record.source
+    fields = LeasedFields(
+        id=record.id or mint.id(number),
+        lease=mint.token(number, partition.turn, created, record.correlation_id),
+        payload=record.payload,
+        correlation_id=record.correlation_id or mint.correlation_id(number, created),
+        attempts=partition.attempts(number) + 1,
+        deliveries=partition.deliveries(number) + 1,
+        fencing_token=partition.turn,
+        lease_deadline=to_datetime(grant.deadline),
+        created_at=to_datetime(created),
+        kind=record.kind,
+        encoding=record.encoding,
+        reference=record.reference,
+        priority=record.priority,
+        key=record.key,
+        state_doc=decode_state(state),
+        state_version=partition.documents.get(number, 0) >> VERSION_BITS,
+        last_error=None if error is None else error.decode(),
+        dead_reason=source.reason if source else None,
+        source_queue=source.queue if source else None,
+        source_id=source.id if source else None,
+        source_attempts=source.attempts if source else None,
+    )
+    return LeasedItem(record.payload, number, grant, fields)
