@@ -11,8 +11,9 @@ import pytest
 import millpond.queue.lane
 from millpond.history.format import Record, encode_state, numbers_of
 from millpond.model import RedriveFilter, State
-from millpond.queue.partition import Partition, Snapshot
+from millpond.queue.partition import Partition
 from millpond.queue.requests import Cancel, Clear, Complete, Extend, Lease, Redrive, RetryItem, RetryItems, WriteState
+from millpond.queue.snapshot import Snapshot, recover_partition, take_snapshot
 from millpond.store.base import Recovered
 from tests.conformance.conftest import MakePond
 from tests.conformance.engine import SteppedPond, keyed, numbered, payloads, request
@@ -23,7 +24,7 @@ from tests.drive import definition
 
 def state_of(partition: Partition) -> dict[str, Any]:
     """The partition's state in a form that does not depend on how it was grouped."""
-    dump = msgspec.structs.asdict(msgspec.msgpack.decode(partition.snapshot(), type=Snapshot))
+    dump = msgspec.structs.asdict(msgspec.msgpack.decode(take_snapshot(partition), type=Snapshot))
     dump["leased"] = {
         number: (client, grant, deadline)
         for client, grant, deadline, runs in dump["leased"]
@@ -158,7 +159,7 @@ def test_memory_journal_and_snapshot_are_the_same_state(
     for step in range(1, 241):
         work.step()
         if step % 60 == 20:
-            snapshots = {name: (pond.partition(name).turn, pond.partition(name).snapshot()) for name in pond.queues}
+            snapshots = {name: (pond.partition(name).turn, take_snapshot(pond.partition(name))) for name in pond.queues}
         if step % 60 == 0:
             for name, queue in pond.queues.items():
                 partition = queue.state.lanes[0].partition
@@ -166,7 +167,7 @@ def test_memory_journal_and_snapshot_are_the_same_state(
                 turn, snapshot = snapshots[name]
                 later = [row for row in rows if row.turn > turn]
                 for recovered in (Recovered(0, None, rows), Recovered(turn, snapshot, later)):
-                    again = Partition.recover(queue.state.incarnation, 0, 300_000, recovered)
+                    again = recover_partition(queue.state.incarnation, 0, 300_000, recovered)
                     again.at = partition.at  # in memory it moves on with turns that have nothing to write
                     assert state_of(again) == state_of(partition)
     assert sum(pond.stats().totals.values()) > 300

@@ -15,8 +15,8 @@ import msgspec
 from millpond.history.format import JOURNAL_VERSION, Record, encode_state
 from millpond.history.reader import read_history
 from millpond.model import QueueDefinition, RedriveFilter, State
-from millpond.queue.partition import SNAPSHOT_VERSION
 from millpond.queue.requests import Cancel, Clear, Complete, Extend, Lease, Redrive, RetryItem, RetryItems, WriteState
+from millpond.queue.snapshot import SNAPSHOT_VERSION, take_snapshot
 from millpond.store.memory import MemoryStores
 from tests.conformance.engine import SteppedPond, keyed, request
 from tests.drive import definition
@@ -86,7 +86,7 @@ def write() -> None:
         }
         snapshot[name] = {
             "turn": lane.partition.turn,
-            "state": lane.partition.snapshot().hex(),
+            "state": take_snapshot(lane.partition).hex(),
             "chunks": {first: body.hex() for first, body in chunks.items()},
             "docs": {number: doc.hex() for number, doc in docs.items()},
             "items": msgspec.to_builtins(pond.list(queue=name)),

@@ -359,7 +359,8 @@ def test_the_first_look_after_a_restart_sees_every_partition(look: str, reopen: 
     for _ in range(8):
         pond.produce("q", ["x"])
     seen = getattr(reopen(), look)("q")
-    assert [(one.status, one.counts.get("ready")) for one in seen.partitions] == [("open", 1)] * 8
+    assert [one.status for one in seen.partitions] == ["open"] * 8
+    assert sum(one.counts["ready"] for one in seen.partitions) == 8
 
 
 def test_a_paused_queue_takes_items_and_hands_out_none(pond: Pond) -> None:

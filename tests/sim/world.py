@@ -13,6 +13,7 @@ import traceback
 from collections import deque
 from functools import partial
 from random import Random
+from types import ModuleType
 
 from msgspec.structs import replace
 
@@ -77,7 +78,8 @@ class World:
         self.round = 0
         self.pairs = Pairs()
         self.clock = ManualClock(START)
-        self._knobs()
+        self.bounds = self._choose_bounds()
+        self.body_bytes = self.rng.choice((0, 300, BODY_BYTES_MAX))
         self.definitions = {"q": self._definition("q", dead_queue="d"), "d": self._definition("d", dead_queue=None)}
         self.model = Model(self.definitions.values())
         self.memory = MemoryStores()
@@ -105,15 +107,16 @@ class World:
 
     # ---- what a world is made of --------------------------------------------------------------------------
 
-    def _knobs(self) -> None:
+    def _choose_bounds(self) -> dict[tuple[ModuleType, str], int]:
         """Bounds of the engine, made so small that a short run meets them."""
         rng = self.rng
-        lane_module.SNAPSHOT_ROWS = rng.choice((1, 7, 40, 20_000))
-        lane_module.CHUNK_ITEMS_MAX = rng.choice((2, 4, 1_000))
-        lane_module.TRIM_INTERVAL_MS = rng.choice((1_000, 60_000))
-        operations_module.SCAN_BATCH = rng.choice((2, 5, 500))
-        transfer_module.TRANSFER_BATCH = rng.choice((1, 3, 500))
-        self.body_bytes = rng.choice((0, 300, BODY_BYTES_MAX))
+        return {
+            (lane_module, "SNAPSHOT_ROWS"): rng.choice((1, 7, 40, 20_000)),
+            (lane_module, "CHUNK_ITEMS_MAX"): rng.choice((2, 4, 1_000)),
+            (lane_module, "TRIM_INTERVAL_MS"): rng.choice((1_000, 60_000)),
+            (operations_module, "SCAN_BATCH"): rng.choice((2, 5, 500)),
+            (transfer_module, "TRANSFER_BATCH"): rng.choice((1, 3, 500)),
+        }
 
     def _definition(self, name: str, dead_queue: str | None) -> QueueDefinition:
         rng = self.rng
@@ -170,16 +173,18 @@ class World:
 
     def run(self) -> None:
         """Raises Violation."""
+        usual = {(module, name): getattr(module, name) for module, name in self.bounds}
         try:
+            _set_bounds(self.bounds)
             while self.ops < self.ops_max:
                 self._round()
             self._drain()
         except Violation:
             raise
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            text = "".join(traceback.format_exception(error))
-            raise Violation(f"{type(error).__name__} in {where.name}: {error}\n{text}") from error
+            raise Violation("".join(traceback.format_exception(error))) from error
+        finally:
+            _set_bounds(usual)
 
     def _round(self) -> None:
         rng = self.rng
@@ -450,12 +455,15 @@ class World:
             moved = self._work() or moved
             if not moved:
                 self._fresh.clear()
+                for live in self.lives.values():
+                    self._check_rest(live)
                 return
         raise Violation("the queue never comes to rest at one instant")
 
     def _tick(self, live: Live) -> bool:
         now = self.clock.now()
-        if live.closing or not (live.dirty or (live.wake is not None and live.wake <= now)):
+        asked = live.dirty and not live.queue.busy  # as the runner: with every lane busy there is nothing to do
+        if live.closing or not (asked or (live.wake is not None and live.wake <= now)):
             return False
         lanes = live.queue.state.lanes
         at_rest = frozenset(index for index, lane in lanes.items() if lane.free)
@@ -463,11 +471,14 @@ class World:
         live.wake = live.queue.tick(now)
         self._collect(live)
         self._judge_replies(at_rest)
-        self._check_rest(live, now)
+        self._check_rest(live)
         return True
 
-    def _check_rest(self, live: Live, now: int) -> None:
-        """After a tick: nothing due is left in a lane that could do it, and nobody sleeps beside a leasable item."""
+    def _check_rest(self, live: Live) -> None:
+        """Nothing due is left in a lane that could do it, and nobody sleeps beside a leasable item."""
+        now = self.clock.now()
+        if live.closing or live.dirty:
+            return
         partitions = self.model.queues[live.name].partitions
         asleep = None
         if not live.queue.state.definition.paused:
@@ -659,3 +670,8 @@ class World:
             stray = [key >> 2 for key in contents.docs if key >> 2 not in items]
             if problems or stray:
                 raise Violation(f"{name}/{index}: {problems}, documents of items that are gone: {stray}")
+
+
+def _set_bounds(bounds: dict[tuple[ModuleType, str], int]) -> None:
+    for (module, name), bound in bounds.items():
+        setattr(module, name, bound)

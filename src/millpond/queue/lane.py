@@ -26,6 +26,7 @@ from millpond.history.format import (
 from millpond.model import PartitionDefinition, QueueSettings
 from millpond.queue.bodies import Bodies, Records
 from millpond.queue.partition import Lease, Partition, document_keys
+from millpond.queue.snapshot import recover_partition, take_snapshot
 from millpond.store.base import Chunk, Store, StoreFailed, StoreFull, Trim, Turn
 
 CHUNK_ITEMS_MAX = 1_000  # reading one item means reading its chunk
@@ -142,7 +143,7 @@ class LoadJob(Job):
         if self._full:
             store.relieve(True)
         recovered = store.recover()
-        self.partition = Partition.recover(self._incarnation, self.lane.index, self._window, recovered)
+        self.partition = recover_partition(self._incarnation, self.lane.index, self._window, recovered)
         self.replayed = len(recovered.rows), sum(len(row.events) for row in recovered.rows)
 
 
@@ -341,7 +342,7 @@ class Lane:
             self.partition.begin(now)
             events = encode_entry(self.partition.next_number, [])
             turn = Turn(number=self.partition.turn, at=self.partition.at, events=events)
-            turn.snapshot = self.partition.snapshot()
+            turn.snapshot = take_snapshot(self.partition)
         return CloseJob(self, turn)
 
     def _turn(self, draft: Draft, now: int, settings: QueueSettings, journal_bytes: int) -> Turn:
@@ -363,7 +364,7 @@ class Lane:
         self._rows += 1
         self._bytes += len(events)
         if self._rows >= SNAPSHOT_ROWS or self._bytes >= max(SNAPSHOT_BYTES, 2 * self._snapshot_size):
-            turn.snapshot = partition.snapshot()
+            turn.snapshot = take_snapshot(partition)
             self._snapshot_size = len(turn.snapshot)
             self._rows, self._bytes = 0, 0
         if now >= self._trim_at or partition.turn >= self._trim_turn:

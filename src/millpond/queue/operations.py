@@ -153,9 +153,12 @@ def _locate(queue: QueueState, item_id: str) -> tuple[Lane, int] | None:
 def _settled(queue: QueueState, ids: Iterable[str]) -> Generator[Step, Any, None]:
     """Wait for turns under way that gave up one of these ids: if they fail, the item is back."""
     names = [id_digest(item_id) for item_id in ids]
-    for lane in list(queue.lanes.values()):
-        if lane.known and not lane.free and not lane.partition.dedup.uncommitted.isdisjoint(names):
-            yield lane, lambda lane, now: None
+
+    def unsettled(lane: Lane) -> bool:
+        return lane.known and not lane.free and not lane.partition.dedup.uncommitted.isdisjoint(names)
+
+    while (lane := next(filter(unsettled, queue.lanes.values()), None)) is not None:
+        yield lane, lambda lane, now: None
 
 
 def _no_item(item_id: str) -> NotFound:

@@ -24,17 +24,15 @@ from millpond.history.format import (
     decode_meta,
     numbers_of,
     run_of,
-    runs_of,
 )
 from millpond.model import DeadReason, State
 from millpond.queue.chunks import Chunks
-from millpond.queue.dedup import Dedup, Ended, Request
+from millpond.queue.dedup import Dedup, Request
 from millpond.queue.ready import Ready
 from millpond.queue.timers import Timers
 from millpond.queue.tokens import Mint
-from millpond.store.base import JournalRow, Recovered
+from millpond.store.base import JournalRow
 
-SNAPSHOT_VERSION = 1
 _COUNT_MASK = RUN_MAX - 1
 _DELIVERIES_BITS = 32
 
@@ -66,37 +64,6 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     target: str
     redrive: bool
     turn: int
-
-
-class Snapshot(msgspec.Struct, array_like=True):
-    version: int
-    at: int
-    next_number: int
-    chunks: tuple[bytes, ...]
-    ready: dict[int, list[int]]
-    leased: list[tuple[str, int, int, list[int]]]
-    waiting: dict[int, int]
-    tries: dict[int, int]
-    priorities: dict[int, int]
-    limits: dict[int, int]
-    expiries: dict[int, int]
-    documents: dict[int, int]
-    dead: dict[int, int]
-    finished: dict[int, int]
-    cancel_asked: list[int]
-    moving: list[tuple[str, bool, int, list[int]]]
-    confirming: dict[bytes, str]
-    live: dict[bytes, int]
-    digests: dict[int, bytes]
-    names: dict[int, str]
-    ended: dict[bytes, Ended]
-    requests: dict[bytes, Request]
-    arrivals: dict[bytes, int]
-    totals: dict[str, int]
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 class Partition:
@@ -535,85 +502,6 @@ class Partition:
     def live_count(self) -> int:
         """Items that somebody still waits for: what placement and deletion look at."""
         return self.ready.count + len(self.leased) + len(self.waiting) + len(self.dead) + len(self.moving)
-
-    # ---- snapshots ----------------------------------------------------------------------------------------
-
-    def snapshot(self) -> bytes:
-        leases: dict[int, list[int]] = {}
-        for number, lease in self.leased.items():
-            leases.setdefault(id(lease), []).append(number)
-        moves: dict[int, list[int]] = {}
-        for number, move in self.moving.items():
-            moves.setdefault(id(move), []).append(number)
-        leased = [(self.leased[numbers[0]], numbers) for numbers in leases.values()]
-        moving = [(self.moving[numbers[0]], numbers) for numbers in moves.values()]
-        dedup = self.dedup
-        return _encode(
-            Snapshot(
-                version=SNAPSHOT_VERSION,
-                at=self.at,
-                next_number=self.next_number,
-                chunks=self.chunks.dump(),
-                ready=self.ready.runs(),
-                leased=[(one.client, one.grant, one.deadline, runs_of(numbers)) for one, numbers in leased],
-                waiting={number: entry >> 64 << 1 | entry & 1 for number, entry in self.waiting.items()},
-                tries=self.tries,
-                priorities=self.priorities,
-                limits=self.limits,
-                expiries=self.expiries,
-                documents=self.documents,
-                dead=self.dead,
-                finished=self.finished,
-                cancel_asked=list(self.cancel_asked),
-                moving=[(one.target, one.redrive, one.turn, runs_of(numbers)) for one, numbers in moving],
-                confirming=self.confirming,
-                live=dedup.live,
-                digests=dedup.digests,
-                names=dedup.names,
-                ended=dedup.ended.dump(self.at, self.dedup_window),
-                requests=dedup.requests.dump(self.at, self.dedup_window),
-                arrivals=dedup.arrivals,
-                totals=self.totals,
-            )
-        )
-
-    def _restore(self, snapshot: Snapshot) -> None:
-        if snapshot.version != SNAPSHOT_VERSION:
-            raise ValueError(f"snapshot of version {snapshot.version}; this millpond reads up to {SNAPSHOT_VERSION}")
-        self.at = snapshot.at
-        self.next_number = snapshot.next_number
-        self.chunks = Chunks.load(snapshot.chunks)
-        self.ready = Ready.from_runs(snapshot.ready)
-        for client, grant, deadline, runs in snapshot.leased:
-            self.leased.update(dict.fromkeys(numbers_of(runs), Lease(client, grant, deadline)))
-            for run in runs:
-                self.lease_timers.push(deadline, run)
-        for target, redrive, turn, runs in snapshot.moving:
-            self.moving.update(dict.fromkeys(numbers_of(runs), Move(target, redrive, turn)))
-        for column in ("tries", "priorities", "limits", "expiries", "documents", "dead", "finished"):
-            getattr(self, column).update(getattr(snapshot, column))
-        self.cancel_asked.update(snapshot.cancel_asked)
-        self.confirming = snapshot.confirming
-        for number, due in snapshot.waiting.items():
-            self.waiting[number] = due >> 1 << 64 | number << RUN_BITS | due & 1
-        self.due_timers.rebuild_from(self.waiting.values())
-        self.expiry_timers.rebuild((at, run_of(number, 1)) for number, at in self.expiries.items())
-        self.finish_timers.rebuild((kept >> 1, run_of(number, 1)) for number, kept in self.finished.items())
-        self.dedup.live, self.dedup.digests, self.dedup.names = snapshot.live, snapshot.digests, snapshot.names
-        self.dedup.ended.load(snapshot.ended, snapshot.at)
-        self.dedup.requests.load(snapshot.requests, snapshot.at)
-        self.dedup.arrivals = snapshot.arrivals
-        self.totals = snapshot.totals
-
-    @classmethod
-    def recover(cls, incarnation: str, index: int, dedup_window: int, recovered: Recovered) -> Partition:
-        partition = cls(incarnation, index, dedup_window)
-        if recovered.snapshot is not None:
-            partition._restore(_decode(recovered.snapshot))
-            partition.turn = recovered.snapshot_turn
-        for row in recovered.rows:
-            partition.replay(row)
-        return partition
 
 
 def document_keys(number: int, documents: int) -> list[int]:

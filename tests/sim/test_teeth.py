@@ -1,0 +1,168 @@
+"""The simulator bites: with a bug put into the engine it finds a broken promise within a few seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from millpond.model import State
+from millpond.queue import holders, lease, lifecycle, logical, operations, transfer
+from millpond.queue.dedup import Dedup
+from millpond.queue.lane import Lane, LoadJob, TurnJob
+from millpond.queue.logical import LogicalQueue
+from millpond.queue.partition import Partition
+from millpond.queue.ready import Ready
+from millpond.queue.requests import Forget
+from millpond.queue.state import QueueState
+from millpond.queue.tokens import Token
+from tests.sim.run import run_seed
+
+SEEDS = 40  # within which each must be found; most show in the first
+OPS = 1_000
+
+Patch = pytest.MonkeyPatch
+
+
+def lease_expiry_is_not_counted(patch: Patch) -> None:
+    def on_lease_expired(self: Partition, runs: Sequence[int]) -> None:
+        self._return(runs, attempted=False)
+        for run in runs:
+            for first, count, priority in self._by_priority(run):
+                self.ready.push(priority, first, count)
+
+    patch.setattr(Partition, "on_lease_expired", on_lease_expired)
+
+
+def completed_items_come_back(patch: Patch) -> None:
+    def on_completed(self: Partition, client: str, pairs: Sequence[int], keep_until: int, with_result: int) -> None:
+        self.on_lease_expired(pairs[::2])
+
+    patch.setattr(Partition, "on_completed", on_completed)
+
+
+def names_are_forgotten_by_a_load(patch: Patch) -> None:
+    work = LoadJob.work
+
+    def forgetful(self: LoadJob) -> None:
+        work(self)
+        assert self.partition is not None
+        self.partition.dedup = Dedup()
+
+    patch.setattr(LoadJob, "work", forgetful)
+
+
+def items_of_callers_who_left_stay_leased(patch: Patch) -> None:
+    patch.setattr(lease.ReleasePart, "apply", lambda self, lane, now: None)
+
+
+def waiters_are_not_woken_by_what_falls_due(patch: Patch) -> None:
+    def deaf(queue: QueueState, now: int) -> None:
+        if now % 3:
+            lease.assign_leases(queue, now)
+
+    patch.setattr(logical, "assign_leases", deaf)
+
+
+def timers_do_not_wake_the_queue(patch: Patch) -> None:
+    patch.setattr(logical, "next_wake", lambda partition: None)
+
+
+def any_token_of_an_item_is_as_good_as_another(patch: Patch) -> None:
+    def held(self: holders.TokenPart, lane: Lane) -> Iterator[tuple[Token, bool]]:
+        for token in self._tokens:
+            found = lane.partition.leased.get(token[1])
+            yield token, found is not None and self._request.at < found.deadline
+
+    patch.setattr(holders.TokenPart, "_held", held)
+
+
+def the_last_comes_first(patch: Patch) -> None:
+    patch.setattr(Ready, "push", Ready.push_front)
+
+
+def failed_commits_are_acknowledged(patch: Patch) -> None:
+    def hopeful(self: LogicalQueue, lane: Lane, job: TurnJob, now: int) -> None:
+        assert job.error is not None
+        self._finish_parts(lane, job, now)
+        lane.failed(job.error, now)
+
+    patch.setattr(LogicalQueue, "_finish_failed", hopeful)
+
+
+def the_dead_queue_forgets_what_has_arrived(patch: Patch) -> None:
+    patch.setattr(transfer, "_has_arrived", lambda queue, name: False)
+
+
+def transfers_are_forgotten_before_the_source_has_let_go(patch: Patch) -> None:
+    def hasty(self: transfer.ConfirmPart, queue: QueueState, target: str, names: list[bytes]) -> None:
+        queue.outbox.append(Forget(target, 0, names))
+        self._queue, self._target, self._names = queue, target, names
+
+    patch.setattr(transfer.ConfirmPart, "__init__", hasty)
+
+
+def items_with_a_deadline_of_their_own_do_not_expire(patch: Patch) -> None:
+    patch.setattr(lifecycle, "_expire_items", lambda queue, lane, now: lane.partition.expiry_timers.pop_due(now))
+
+
+def attempts_are_not_limited(patch: Patch) -> None:
+    patch.setattr(holders, "_fatal", lambda queue, lane, number, item, now: None)
+
+
+def a_lease_in_doubt_is_never_answered(patch: Patch) -> None:
+    patch.setattr(lease.LeasePart, "fail", lambda self, error: None)
+
+
+def a_restart_forgets_the_state_documents(patch: Patch) -> None:
+    work = LoadJob.work
+
+    def forgetful(self: LoadJob) -> None:
+        work(self)
+        assert self.partition is not None
+        self.partition.documents.clear()
+
+    patch.setattr(LoadJob, "work", forgetful)
+
+
+def cancelling_a_leased_item_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Partition, "on_cancel_asked", lambda self, numbers: None)
+
+
+def a_redrive_takes_what_was_completed(patch: Patch) -> None:
+    everything = tuple(state for state in State if state != State.LEASED)
+    patch.setattr(operations, "_LETTERS", everything)
+
+
+BUGS: list[Callable[[Patch], Any]] = [
+    lease_expiry_is_not_counted,
+    completed_items_come_back,
+    names_are_forgotten_by_a_load,
+    items_of_callers_who_left_stay_leased,
+    waiters_are_not_woken_by_what_falls_due,
+    timers_do_not_wake_the_queue,
+    any_token_of_an_item_is_as_good_as_another,
+    the_last_comes_first,
+    failed_commits_are_acknowledged,
+    the_dead_queue_forgets_what_has_arrived,
+    transfers_are_forgotten_before_the_source_has_let_go,
+    items_with_a_deadline_of_their_own_do_not_expire,
+    attempts_are_not_limited,
+    a_lease_in_doubt_is_never_answered,
+    a_restart_forgets_the_state_documents,
+    cancelling_a_leased_item_is_forgotten,
+    a_redrive_takes_what_was_completed,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_bug_is_found(bug: Callable[[Patch], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    for seed in range(1, SEEDS + 1):
+        violation = run_seed((seed, OPS)).violation
+        if violation is not None:
+            print(f"seed {seed}: {violation.splitlines()[-1] if 'Traceback' in violation else violation}")
+            return
+    pytest.fail(f"{SEEDS} seeds did not find that {bug.__name__.replace('_', ' ')}")
