@@ -6,8 +6,8 @@ import pytest
 
 from millpond.errors import DiskFull, OutcomeUnknown, Unavailable
 from millpond.history.format import Record
-from millpond.model import State
-from millpond.queue.requests import Cancel, Complete, Extend, GetItem, Lease, WriteState
+from millpond.model import REQUEST_TIMEOUT_MS, State
+from millpond.queue.requests import Cancel, Complete, Extend, GetItem, Lease, Produce, Request, WriteState
 from millpond.store.memory import MemoryStores
 from tests.conformance.conftest import MakePond
 from tests.conformance.engine import FaultyStores, SteppedPond, keyed, numbered, payloads, request
@@ -393,3 +393,26 @@ def test_a_quota_that_is_used_up_is_met_by_completing() -> None:
         assert all(result.ok for result in pond.complete(items))
     pond.advance(2_000)
     assert len(pond.produce(b"x" * 1_000)) == 1
+
+
+def test_a_store_that_never_answers_holds_nobody_beyond_the_deadline(pond: SteppedPond) -> None:
+    pond.produce(b"a", b"b")
+    [item] = pond.lease()
+    queue = pond.queues["q"]
+    stuck = Produce([b"c"], 1)
+    late: list[Request] = [Produce([b"d"], 1), Complete([item.lease]), Lease(1)]
+    queue.submit(stuck, pond.clock.now())
+    queue.tick(pond.clock.now())  # its job is under way, and stays so
+    for one in late:
+        queue.submit(one, pond.clock.now())
+    queue.tick(pond.clock.now())
+    assert not any(one.answered for one in late)
+    pond.clock.advance(REQUEST_TIMEOUT_MS)
+    queue.tick(pond.clock.now())
+    produce, complete, lease = late
+    assert isinstance(produce.error, Unavailable)
+    assert complete.value[0].error.code == "unavailable"
+    assert isinstance(lease.error, Unavailable)
+    assert not stuck.answered
+    pond.run()
+    assert stuck.value

@@ -17,7 +17,7 @@ from heapq import heappop
 from random import Random
 
 from millpond.errors import Closed, DiskFull, InternalError, MillpondError
-from millpond.model import QueueDefinition
+from millpond.model import REQUEST_TIMEOUT_MS, QueueDefinition
 from millpond.queue.compaction import compact
 from millpond.queue.holders import TokenPart, assign_tokens, seal_completes
 from millpond.queue.lane import NEVER, CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
@@ -189,12 +189,12 @@ class LogicalQueue:
 
     def _give_up(self, now: int) -> None:
         state = self.state
-        if not self._leasable_soon():
-            for lease in state.waiters.pop_due(now):
-                if any(lane.status == Status.OPEN for lane in state.lanes.values()):
-                    lease.answer([])
-                else:
-                    lease.fail(away(self._culprit(), issued=False))
+        patience = REQUEST_TIMEOUT_MS if self._leasable_soon() else 0
+        for lease in state.waiters.pop_due(now - patience):
+            if not patience and any(lane.status == Status.OPEN for lane in state.lanes.values()):
+                lease.answer([])
+            else:
+                lease.fail(away(self._culprit(), issued=False))
         for lane in state.lanes.values():
             if not lane.free and lane.waiting:
                 self._fail_late(lane, lane.waiting, now, issued=False)
@@ -225,7 +225,7 @@ class LogicalQueue:
     def _culprit(self) -> Lane:
         """The lane that requests without one of their own wait for."""
         lanes = list(self.state.lanes.values())
-        return next((lane for lane in lanes if lane.status != Status.OPEN), lanes[0])
+        return next((lane for lane in lanes if lane.status != Status.OPEN), lanes[0])  # else one that is slow
 
     # ---- finish -------------------------------------------------------------------------------------------
 
@@ -284,6 +284,7 @@ class LogicalQueue:
             lane.failed(job.error, now)
             return
         lane.loaded(job)
+        lane.partition.dedup_window = self.state.settings.dedup_window_ms  # it may have changed since the load began
         if lane.full:
             lane.probe_at = now + RELIEVE_MS
         if lane.partition.at > self._now:  # the clock is behind what is on disk: no time has passed by that
@@ -341,8 +342,8 @@ class LogicalQueue:
             if lane.doubt is not None:
                 wakes += [part.deadline() for part in lane.doubt.draft.parts]
         wakes += [request.deadline for request in (*state.produces, *state.arrives)]
-        if (at := state.waiters.next_at()) is not None and not self._leasable_soon():
-            wakes.append(at)
+        if (at := state.waiters.next_at()) is not None:
+            wakes.append(at + REQUEST_TIMEOUT_MS if self._leasable_soon() else at)
         if state.sleepers:
             wakes.append(state.sleepers[0][0])
         return min(wakes, default=None)

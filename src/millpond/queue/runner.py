@@ -88,7 +88,10 @@ class Runner:
     def submit(self, request: Request) -> None:
         self.last_used = now = self._clock.now()
         self.queue.submit(request, now)
-        self.wake()
+        if self.queue.busy:
+            self._set_timer(request.deadline, now)  # a store that never answers must not hold it for ever
+        else:
+            self.wake()
 
     def settle(self, request: Arrive | Forget) -> None:
         self.queue.settle(request)

@@ -52,7 +52,7 @@ class QueueState:
 
 def away(lane: Lane, *, issued: bool) -> MillpondError:
     """The error for a request whose lane did not come back in time."""
-    why = lane.error or "it has not been opened yet"
+    why = lane.error or ("its store does not answer" if lane.known else "it has not been opened yet")
     if issued:
         return OutcomeUnknown(
             f"partition {lane.index} failed during the commit ({why}) and has not come back to tell whether it was"

@@ -1,0 +1,361 @@
+"""Bugs that the simulator found, each as a short way to it: a seed leads elsewhere after any change of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from millpond.clock import ManualClock
+from millpond.errors import KeyConflict, OutcomeUnknown
+from millpond.history.format import Record
+from millpond.model import RedriveFilter, State
+from millpond.queue import lane as lane_module
+from millpond.queue.bodies import Bodies, Budget
+from millpond.queue.dedup import request_digest
+from millpond.queue.lane import Job, Lane
+from millpond.queue.logical import LogicalQueue
+from millpond.queue.requests import (
+    Arrive,
+    Cancel,
+    Clear,
+    Complete,
+    Extend,
+    Forget,
+    GetItem,
+    Lease,
+    Produce,
+    Redrive,
+    Request,
+    RetryItem,
+    RetryItems,
+)
+from millpond.store.memory import MemoryStores
+from tests.drive import definition
+from tests.sim.faults import COMMIT_FAILED, FaultyStore
+
+SECOND = 1_000
+
+
+class Bench:
+    """Queues `q` and `d` with stores that fail on command, and lanes whose jobs can be held back."""
+
+    def __init__(self, partitions: int = 1, body_bytes: int = 1 << 20, **settings: Any) -> None:
+        self.clock = ManualClock()
+        self.budget = body_bytes
+        self.definitions = {
+            "q": definition("q", partitions, dead_queue="d", **settings),
+            "d": definition("d", partitions, **settings),
+        }
+        memory = MemoryStores()
+        self.stores = {
+            (one.name, part.partition): FaultyStore(
+                memory.open(one.incarnation, part.partition, "full"), lambda turn, reported: None
+            )
+            for one in self.definitions.values()
+            for part in one.partitions
+        }
+        self.held: set[tuple[str, int]] = set()
+        self.open()
+
+    def open(self) -> None:
+        """Also as after a crash: nothing of memory is left."""
+        self.queues: dict[str, LogicalQueue] = {}
+        self.jobs: list[tuple[str, Job]] = []
+        self.letters: list[Arrive | Forget] = []  # all that were sent
+        budget = Budget(self.budget)
+        for name, one in self.definitions.items():
+            lanes = [Lane(part, self.stores[name, part.partition], Bodies(budget)) for part in one.partitions]
+            self.queues[name] = LogicalQueue(one, lanes, Random(0), self.definitions.__contains__, self.clock.now())
+        self.settle()
+
+    def settle(self) -> None:
+        """Run everything that is not held back, at this instant."""
+        for _ in range(50):
+            for name, queue in self.queues.items():
+                queue.tick(self.clock.now())
+                self.jobs += [(name, job) for job in queue.jobs]
+                queue.jobs = []
+                self._deliver(queue)
+            ready = [entry for entry in self.jobs if (entry[0], entry[1].lane.index) not in self.held]
+            self.jobs = [entry for entry in self.jobs if entry not in ready]
+            for name, job in ready:
+                job.run()
+                self.queues[name].finish(job, self.clock.now())
+                self.clock.at_least(self.queues[name].now)
+            if not ready:
+                return
+
+    def _deliver(self, queue: LogicalQueue) -> None:
+        outbox, queue.state.outbox = queue.state.outbox, []
+        for letter in outbox:
+            self.letters.append(letter)
+            letter.done = queue.settle
+            self.queues[letter.target].submit(letter, self.clock.now())
+
+    def send(self, *requests: Request, queue: str = "q") -> None:
+        """All in one tick."""
+        for request in requests:
+            self.queues[queue].submit(request, self.clock.now())
+        self.settle()
+
+    def ask(self, request: Request, queue: str = "q") -> Any:
+        self.send(request, queue=queue)
+        return answer(request)
+
+    def produce(self, *records: bytes | Record, queue: str = "q", **options: Any) -> Any:
+        return self.ask(produce(*records, **options), queue)
+
+    def lease(self, batch: int = 1, queue: str = "q", **options: Any) -> Any:
+        return self.ask(Lease(batch, **options), queue)
+
+    def pass_time(self, ms: int) -> None:
+        self.clock.advance(ms)
+        self.settle()
+
+    def away(self, lane: int, queue: str = "q") -> None:
+        """From the next commit of that lane on, until `back`."""
+        store = self.stores[queue, lane]
+        store.commit_fault = COMMIT_FAILED
+        store.recover_faults = 1_000
+
+    def back(self, lane: int, queue: str = "q") -> None:
+        self.stores[queue, lane].heal()
+        for _ in range(10):
+            self.pass_time(SECOND)
+
+
+def produce(*records: bytes | Record, **options: Any) -> Produce:
+    named = any(isinstance(record, Record) and (record.id or record.key) for record in records)
+    return Produce(list(records), 0, named=named, **options)
+
+
+def answer(request: Request) -> Any:
+    assert request.answered
+    if request.error is not None:
+        raise request.error
+    return request.value
+
+
+def complete(items: Sequence[Any]) -> Complete:
+    return Complete([item.lease for item in items])
+
+
+def keyed(key: str) -> Record:
+    return Record(key.encode(), key=key)
+
+
+def test_a_transfer_is_forgotten_only_once_the_source_has_durably_let_go() -> None:
+    """Else a crash in between sends the item again, and the dead queue takes it for a new one."""
+    bench = Bench()
+    bench.produce(b"bad")
+    [item] = bench.lease()
+    bench.held.add(("d", 0))
+    bench.ask(RetryItems([RetryItem(item.lease, dead=True)]))
+    bench.held = {("q", 0)}
+    bench.settle()
+    bench.settle()
+    assert [type(letter) for letter in bench.letters] == [Arrive]
+    bench.held.clear()
+    bench.settle()
+    assert [type(letter) for letter in bench.letters] == [Arrive, Forget]
+
+
+def test_a_lane_that_was_loaded_again_sends_its_transfers_once() -> None:
+    bench = Bench()
+    bench.produce(b"bad")
+    [item] = bench.lease()
+    bench.held.add(("d", 0))
+    bench.stores["q", 0].commit_fault = "commit unreported"
+    bench.ask(RetryItems([RetryItem(item.lease, dead=True)]))
+    assert [type(letter) for letter in bench.letters] == [Arrive]
+
+
+def test_a_completed_item_that_is_kept_shows_its_attempt() -> None:
+    bench = Bench(completed_retention_ms=60 * SECOND)
+    [made] = bench.produce(b"x")
+    bench.ask(complete(bench.lease()))
+    shown = bench.ask(GetItem(made.id))
+    assert (shown.state, shown.attempts, shown.deliveries) == (State.COMPLETED, 1, 1)
+
+
+def test_a_cancel_that_reached_only_one_partition_does_not_say_that_nothing_was_changed() -> None:
+    bench = Bench(partitions=2)
+    ids = [bench.produce(b"a")[0].id, bench.produce(b"b")[0].id]
+    items = bench.lease(2)
+    bench.away(1)
+    bench.send(*[Extend([item.lease]) for item in items])
+    cancel = Cancel(ids)
+    bench.send(cancel)
+    bench.pass_time(30 * SECOND)
+    with pytest.raises(OutcomeUnknown):
+        answer(cancel)
+
+
+def test_an_item_can_be_shown_by_the_very_turn_that_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot packs the chunks: by the time the record has been read, the item's place is another's."""
+    monkeypatch.setattr(lane_module, "SNAPSHOT_ROWS", 1)
+    bench = Bench()
+    [first] = bench.produce(b"first")
+    bench.produce(b"second")
+    get, cancel = GetItem(first.id), Cancel([first.id])
+    bench.send(get, cancel)
+    assert answer(get).payload == b"first"
+    assert answer(cancel)[0].ok
+
+
+def test_a_repeated_complete_that_comes_late_shares_the_turn_of_the_first() -> None:
+    bench = Bench()
+    bench.produce(b"x")
+    items = bench.lease(lease_timeout=SECOND)
+    first, second = complete(items), complete(items)
+    bench.held.add(("q", 0))
+    bench.send(produce(b"keeps the lane busy"))
+    bench.send(first)
+    bench.pass_time(2 * SECOND)
+    bench.send(second)
+    bench.held.clear()
+    bench.settle()
+    assert answer(first)[0].ok
+    assert answer(second)[0].ok
+
+
+def test_after_a_failed_commit_earlier_requests_still_come_before_later_ones() -> None:
+    bench = Bench()
+    bench.produce(b"x")
+    items = bench.lease(lease_timeout=SECOND)
+    first, second = complete(items), complete(items)
+    bench.stores["q", 0].commit_fault = COMMIT_FAILED
+    bench.held.add(("q", 0))
+    bench.send(first)
+    bench.pass_time(2 * SECOND)
+    bench.send(second)
+    bench.held.clear()
+    bench.settle()
+    assert answer(first)[0].ok
+    assert answer(second)[0].ok
+
+
+def test_a_key_is_not_taken_over_in_another_partition_before_its_release_is_durable() -> None:
+    bench = Bench(partitions=2, dedup_window_ms=0)
+    bench.produce(keyed("k"))
+    items = bench.lease()
+    bench.away(0)
+    again = produce(keyed("k"))
+    bench.send(complete(items), again)
+    assert not again.answered
+    bench.back(0)
+    assert answer(again)[0].id != items[0].id
+    assert bench.lease(10)[0].id == answer(again)[0].id
+
+
+def test_a_guarded_key_stays_guarded_while_a_turn_that_took_it_over_is_in_doubt() -> None:
+    bench = Bench(partitions=2, body_bytes=0)
+    bench.produce(keyed("k"))
+    bench.ask(complete(bench.lease()))
+    bench.produce(b"in 0")
+    bench.produce(b"in 1", b"in 1 too")
+    bench.stores["q", 0].read_faults = 1
+    bench.stores["q", 0].recover_faults = 1_000
+    replace, other = produce(keyed("k"), on_conflict="replace"), produce(keyed("k"))
+    bench.send(replace, Lease(3))
+    bench.send(other)
+    assert not replace.answered
+    assert not other.answered
+    bench.back(0)
+    assert not answer(replace)[0].duplicate
+    assert answer(other)[0].duplicate
+    assert answer(other)[0].id == answer(replace)[0].id
+
+
+def test_due_items_come_in_due_order_after_a_restart() -> None:
+    """What an earlier wait of the same item has left in the journal must not bring it forward."""
+    bench = Bench(max_attempts=0)
+    bench.produce(b"1", b"2")
+    one, two = bench.lease(2)
+    bench.ask(RetryItems([RetryItem(one.lease, due=bench.clock.now() + SECOND)]))
+    bench.pass_time(SECOND)
+    [one] = bench.lease()
+    bench.ask(RetryItems([RetryItem(one.lease, due=bench.clock.now() + 10 * SECOND)]))
+    bench.ask(RetryItems([RetryItem(two.lease, due=bench.clock.now() + 9 * SECOND)]))
+    bench.open()
+    bench.pass_time(10 * SECOND)
+    assert [item.payload for item in bench.lease(2)] == [b"2", b"1"]
+
+
+def test_a_request_is_not_repeated_because_the_clock_was_set_back_over_a_restart() -> None:
+    bench = Bench(partitions=2, dedup_window_ms=20 * SECOND)
+    bench.produce(b"in 0")
+    once = bench.produce(b"in 1", request=request_digest("r"))
+    bench.clock = ManualClock(bench.clock.now() - 60 * SECOND)
+    bench.stores["q", 1].recover_faults = 1_000
+    bench.open()
+    again = produce(b"in 1", request=request_digest("r"))
+    bench.send(again)
+    assert not again.answered
+    bench.back(1)
+    assert [one.id for one in answer(again)] == [one.id for one in once]
+
+
+def test_an_id_that_a_replacement_does_not_take_over_stays_guarded() -> None:
+    bench = Bench()
+    bench.produce(Record(b"old", id="i", key="k"))
+    bench.produce(Record(b"new", key="k"), on_conflict="replace")
+    with pytest.raises(KeyConflict):
+        bench.produce(Record(b"third", id="i"), on_conflict="reject")
+
+
+def test_clearing_a_completed_item_does_not_guard_its_key_for_longer() -> None:
+    bench = Bench(completed_retention_ms=60 * SECOND, dedup_window_ms=10 * SECOND)
+    bench.produce(keyed("k"))
+    bench.ask(complete(bench.lease()))
+    bench.pass_time(9 * SECOND)
+    bench.ask(Clear([State.COMPLETED]))
+    bench.pass_time(2 * SECOND)
+    assert not bench.produce(keyed("k"))[0].duplicate
+
+
+def test_an_item_is_not_said_to_be_gone_before_that_is_durable() -> None:
+    bench = Bench()
+    bench.produce(Record(b"x", id="i"))
+    items = bench.lease(lease_timeout=60 * SECOND)
+    bench.stores["q", 0].commit_fault = COMMIT_FAILED
+    bench.stores["q", 0].recover_faults = 1_000
+    bench.held.add(("q", 0))
+    done, get, cancel = complete(items), GetItem("i"), Cancel(["i"])
+    bench.send(done)
+    bench.send(get, cancel)
+    bench.held.clear()
+    bench.settle()
+    assert not get.answered
+    assert not cancel.answered
+
+
+def test_a_completed_dead_letter_is_not_redriven_by_its_id() -> None:
+    bench = Bench(completed_retention_ms=60 * SECOND)
+    bench.produce(b"bad")
+    bench.ask(RetryItems([RetryItem(bench.lease()[0].lease, dead=True)]))
+    [letter] = bench.lease(queue="d")
+    bench.ask(complete([letter]), queue="d")
+    done = bench.ask(Redrive([letter.id], RedriveFilter(), letters=True), queue="d")
+    assert (done.matched, done.moved) == (0, 0)
+    assert not bench.lease()
+
+
+def test_items_of_a_caller_who_left_come_back_once_a_brimful_disk_has_room() -> None:
+    bench = Bench()
+    store = bench.stores["q", 0]
+    bench.produce(b"x")
+    lease = Lease(1, lease_timeout=3_600 * SECOND)
+    bench.send(lease)
+    store.full = store.brimful = True
+    bench.queues["q"].withdraw(lease)
+    for _ in range(5):
+        bench.pass_time(SECOND)
+    store.full = store.brimful = False
+    for _ in range(5):
+        bench.pass_time(60 * SECOND)
+    [item] = bench.lease()
+    assert (item.attempts, item.deliveries) == (1, 2)
