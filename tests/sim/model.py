@@ -186,6 +186,7 @@ class Partition:
         self.alarms: list[tuple[int, int, Item]] = []
         self.orphans: dict[Grant, None] = {}  # deliveries that reached nobody
         self.read_only = False
+        self.mark = 0  # the time on disk when the queue was opened: nothing counts as having come before it
         self.settings = QueueSettings()
         self.paused = False
         self._reported = True
@@ -678,7 +679,11 @@ class Partition:
 
     def _askers(self, grant: Grant, kind: str) -> list[Ask]:
         """Who asked for this with the delivery's token while its lease was alive."""
-        return [ask for ask in grant.asks if ask.kind == kind and ask.at < grant.deadline and ask.waits_for(grant)]
+        asks = [ask for ask in grant.asks if ask.kind == kind and ask.waits_for(grant)]
+        return [ask for ask in asks if self.in_time(ask, grant.deadline)]
+
+    def in_time(self, ask: Ask, deadline: int) -> bool:
+        return max(ask.at, self.mark) < deadline
 
     def _timeout(self, ask: Ask) -> int:
         return self.settings.lease_timeout_ms if ask.timeout is None else ask.timeout
@@ -687,7 +692,8 @@ class Partition:
         """Whether the lease is over: by time, unless its holder spoke in time, or because its holder said so."""
         grant.takers = [ask for ask in self._askers(grant, EXTEND) if self._timeout(ask) == 0]
         if grant.deadline <= self.at:
-            late = [ask for ask in grant.asks if ask.at < grant.deadline and ask.kind != STATE and ask.waits_for(grant)]
+            late = [ask for ask in grant.asks if self.in_time(ask, grant.deadline) and ask.waits_for(grant)]
+            late = [ask for ask in late if ask.kind != STATE]
             if late and not any(ask.kind in (EXTEND, RETRY) for ask in late):
                 self.broken(f"the lease of {grant.item} was taken away although {late} came in time")
             return True

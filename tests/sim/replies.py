@@ -247,7 +247,7 @@ def _judge_lost(model: Model, ask: Ask, index: int) -> None:
     if grant is None:
         return
     settings = grant.item.partition.settings
-    if not grant.over and ask.at < ask.deadlines[index]:
+    if not grant.over and grant.item.partition.in_time(ask, ask.deadlines[index]):
         _broken(ask, f"lease_lost, but {grant.item} is still leased with this token")
     done = grant.completed_at
     if ask.kind == asks.COMPLETE and done is not None and model.now - done < settings.completed_grace_ms:

@@ -160,7 +160,8 @@ class World:
             self.definitions[name] = one
         lanes = []
         for part in one.partitions:
-            self.model.queues[name].partitions[part.partition].read_only = part.read_only
+            partition = self.model.queues[name].partitions[part.partition]
+            partition.read_only, partition.mark = part.read_only, partition.at
             store = self.stores[name, part.partition]
             store.inner.close()
             store.reserve = True

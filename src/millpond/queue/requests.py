@@ -249,7 +249,7 @@ class Transfer(msgspec.Struct, gc=False):
 class Arrive(Request):
     """Items from another queue. Reply: None, once they are here, be it since an earlier try."""
 
-    __slots__ = ("numbers", "partition", "target", "transfers")
+    __slots__ = ("left", "numbers", "partition", "target", "transfers")
 
     def __init__(self, target: str, partition: int, numbers: list[int], transfers: list[Transfer]) -> None:
         super().__init__()
@@ -257,6 +257,7 @@ class Arrive(Request):
         self.partition = partition  # of the sender, and the numbers there
         self.numbers = numbers
         self.transfers = transfers
+        self.left = transfers  # those not known to have arrived: once they have, they are never looked for again
 
 
 class Forget(Request):

@@ -223,7 +223,8 @@ def assign_arrives(queue: QueueState, now: int) -> None:
     waiting, queue.arrives = queue.arrives, []
     for request in waiting:
         try:
-            missing = [transfer for transfer in request.transfers if not _has_arrived(queue, transfer.name)]
+            missing = [transfer for transfer in request.left if not _has_arrived(queue, transfer.name)]
+            request.left = missing
             lane = choose_writable(queue)
             if not missing:
                 request.answer(None)
@@ -303,9 +304,7 @@ def assign_forget(queue: QueueState, request: Forget) -> None:
     """Any lane may hold the names; each says what it knows. A second copy that still waits must not come after it."""
     forgotten = set(request.names)
     for arrive in queue.arrives:
-        left = [index for index, transfer in enumerate(arrive.transfers) if transfer.name not in forgotten]
-        arrive.numbers = [arrive.numbers[index] for index in left]
-        arrive.transfers = [arrive.transfers[index] for index in left]
+        arrive.left = [transfer for transfer in arrive.left if transfer.name not in forgotten]
     request.missing = len(queue.lanes)
     for lane in queue.lanes.values():
         lane.waiting.append(ForgetPart(request, request.names))
