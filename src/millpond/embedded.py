@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
@@ -45,6 +46,7 @@ from millpond.model import (
 from millpond.service.manager import QueuesManager
 from millpond.service.service import Service
 from millpond.store.base import Registry, Stores
+from millpond.store.disk import partitions_max
 from millpond.store.memory import MemoryRegistry, MemoryStores
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
 
@@ -81,6 +83,7 @@ class DirectoryLock:
             pass
 
     def release(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # closing would leave it with the children that were forked meanwhile
         os.close(self._file)
 
 
@@ -97,12 +100,12 @@ class AsyncPond(Service):
         registry: Registry
         stores: Stores
         if str(path) == ":memory:":
-            registry, stores = MemoryRegistry(), MemoryStores()
+            registry, stores, loaded_max = MemoryRegistry(), MemoryStores(), math.inf
         else:
             self._directory = directory = Path(path).absolute()
-            registry, stores = SqliteRegistry(directory), SqliteStores(directory)
+            registry, stores, loaded_max = SqliteRegistry(directory), SqliteStores(directory), partitions_max()
         rng = Random(SystemRandom().random())
-        super().__init__(QueuesManager(registry, {"default": stores}, clock, rng), clock)
+        super().__init__(QueuesManager(registry, {"default": stores}, clock, rng, loaded_max), clock)
 
     async def __aenter__(self) -> Self:
         await self.open()

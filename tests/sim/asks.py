@@ -10,7 +10,7 @@ from millpond.model import OnConflict, RedriveFilter
 from millpond.queue.requests import Request, RetryItem, Tokens
 
 if TYPE_CHECKING:
-    from tests.sim.model import Grant, Make
+    from tests.sim.nouns import Grant, Make
 
 # Kinds of requests, the rows of the pair table.
 PRODUCE, PRODUCE_NAMED, LEASE, LEASE_WAIT = "produce", "produce named", "lease", "lease wait"
@@ -37,6 +37,9 @@ class Batch:
     def names(self, index: int) -> list[tuple[str, str]]:
         record = self.records[index]
         return names_of(record) if isinstance(record, Record) else []
+
+    def names_all(self) -> set[tuple[str, str]]:
+        return {name for index in range(len(self.records)) for name in self.names(index)}
 
 
 def names_of(record: Record) -> list[tuple[str, str]]:

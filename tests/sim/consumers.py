@@ -27,7 +27,8 @@ from millpond.queue.requests import (
 )
 from tests.sim import asks
 from tests.sim.asks import Ask, Batch, Client
-from tests.sim.model import Grant, Model
+from tests.sim.model import Model
+from tests.sim.nouns import Grant
 
 MANGLED = "not-a-token"
 KEYS = 12  # so few that they meet

@@ -36,7 +36,8 @@ from millpond.model import (
 )
 from tests.sim import asks
 from tests.sim.asks import Ask, Batch
-from tests.sim.model import CANCELLED, COMPLETED, DEAD, GONE, LEASED, STATES, Grant, Item, Make, Model, Queue, Violation
+from tests.sim.model import Model, Queue
+from tests.sim.nouns import CANCELLED, COMPLETED, DEAD, GONE, LEASED, STATES, Grant, Item, Make, Violation
 
 
 def judge(model: Model, ask: Ask) -> None:
@@ -310,7 +311,9 @@ def _states(queue: Queue, ask: Ask, item_id: str) -> set[str]:
 
 
 def _may_be_gone(queue: Queue, ask: Ask, item_id: str) -> bool:
-    """An id may be used again while an earlier item is still kept; it then stands for the later one."""
+    """An id may be used again while an earlier item is still kept: it stands for the later one, or one just coming."""
+    if any(("id", item_id) in other.batch.names_all() for other in queue.flying.values() if other.batch is not None):
+        return True
     return all(GONE in item.states_since(ask.step) for item in queue.by_id.get(item_id, ())[-1:])
 
 

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from tests.sim.faults import Pairs
-from tests.sim.model import Violation
+from tests.sim.nouns import Violation
 from tests.sim.world import World
 
 OPS_EACH = 1_000  # operations of a seed: long enough for faults to meet, short enough to be read

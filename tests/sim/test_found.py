@@ -31,6 +31,7 @@ from millpond.queue.requests import (
     Request,
     RetryItem,
     RetryItems,
+    Transfer,
 )
 from millpond.store.memory import MemoryStores
 from tests.drive import definition
@@ -171,6 +172,21 @@ def test_a_lane_that_was_loaded_again_sends_its_transfers_once() -> None:
     bench.stores["q", 0].commit_fault = "commit unreported"
     bench.ask(RetryItems([RetryItem(item.lease, dead=True)]))
     assert [type(letter) for letter in bench.letters] == [Arrive]
+
+
+def test_a_copy_of_a_transfer_in_a_failed_commit_does_not_come_after_it_was_forgotten() -> None:
+    bench = Bench(partitions=2)
+    first, second = (Transfer(name, Record(name), None, 0, {}) for name in (b"first", b"second"))
+    bench.ask(Arrive("d", 0, [1], [first]), queue="d")
+    bench.held.add(("d", 1))
+    bench.stores["d", 1].commit_fault = COMMIT_FAILED
+    both = Arrive("d", 0, [1, 2], [first, second])
+    bench.send(both, queue="d")
+    bench.send(Forget("d", 0, [b"first"]), queue="d")
+    bench.held.clear()
+    bench.settle()
+    assert both.answered
+    assert sorted(item.payload for item in bench.lease(10, queue="d")) == [b"first", b"second"]
 
 
 def test_a_completed_item_that_is_kept_shows_its_attempt() -> None:
@@ -330,6 +346,15 @@ def test_an_item_is_not_said_to_be_gone_before_that_is_durable() -> None:
     bench.settle()
     assert not get.answered
     assert not cancel.answered
+
+
+def test_an_id_that_is_used_again_stands_for_the_item_that_lives() -> None:
+    bench = Bench(partitions=2, completed_retention_ms=60 * SECOND, dedup_window_ms=SECOND)
+    bench.produce(Record(b"old", id="i"), b"so that", b"the other has fewer")
+    bench.ask(complete(bench.lease()))
+    bench.pass_time(2 * SECOND)
+    bench.produce(Record(b"new", id="i"))
+    assert bench.ask(GetItem("i")).payload == b"new"
 
 
 def test_a_completed_dead_letter_is_not_redriven_by_its_id() -> None:

@@ -32,7 +32,8 @@ from tests.sim import asks, faults
 from tests.sim.asks import Ask
 from tests.sim.consumers import Consumers
 from tests.sim.faults import FaultyStore, Pairs
-from tests.sim.model import CANCELLED, COMPLETED, DEAD, Model, Violation
+from tests.sim.model import Model
+from tests.sim.nouns import CANCELLED, COMPLETED, DEAD, Violation
 from tests.sim.replies import judge
 
 TICKS_MAX = 200  # at one instant: more is a loop that would burn a core
@@ -190,7 +191,7 @@ class World:
     def _round(self) -> None:
         rng = self.rng
         self._pass_time()
-        for _ in range(rng.choice((1, 1, 2, 3, 5, 8))):
+        for _ in range(rng.choice((1, 2, 3, 4, 6, 9))):
             self._submit("q" if rng.random() < 0.75 else "d")
         while rng.random() < 0.2:
             self._fault()

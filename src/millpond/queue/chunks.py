@@ -10,14 +10,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
+import msgspec
+
 _COMPACT_SLACK = 1_024  # dead entries to leave before the arrays are packed
 _SPARSE = 4  # a chunk is rewritten when less than one in so many of its stored records is live
 
 
 class Chunks:
     __slots__ = (
-        *("_counts", "_created", "_dead", "_deadlines", "_expired_at", "_expiry", "_firsts", "_live", "_stored"),
-        "sparse",
+        *("_counts", "_created", "_dead", "_deadlines", "_ended", "_expired_at", "_expiry", "_firsts", "_live"),
+        *("_stored", "sparse"),
     )
 
     def __init__(self) -> None:
@@ -28,6 +30,7 @@ class Chunks:
         self._created = array("q")
         self._deadlines = array("q")
         self._dead = 0
+        self._ended: dict[int, int] = {}  # chunks (by first) with some items gone -> which, as bits
         self.sparse: set[int] = set()  # chunks (by first) that are worth rewriting
         # One heap entry (deadline << 64 | first) for each stretch of chunks whose deadlines do not fall: with a
         # steady expire_timeout that is one entry in all.
@@ -77,11 +80,15 @@ class Chunks:
             here = min(count, chunk_end - first)
             left = self._live[index] - here
             self._live[index] = left
+            chunk = self._firsts[index]
             if not left:
-                drops.append(self._firsts[index])
-                self.sparse.discard(self._firsts[index])
-            elif left * _SPARSE < self._stored[index]:
-                self.sparse.add(self._firsts[index])
+                drops.append(chunk)
+                self.sparse.discard(chunk)
+                self._ended.pop(chunk, None)
+            else:
+                self._ended[chunk] = self._ended.get(chunk, 0) | ((1 << here) - 1) << (first - chunk)
+                if left * _SPARSE < self._stored[index]:
+                    self.sparse.add(chunk)
             count -= here
             first += here
             index += 1
@@ -96,8 +103,26 @@ class Chunks:
         self._stored[index] = self._live[index]
         self.sparse.discard(first)
 
-    def live_in(self, first: int) -> int:
-        return self._live[self._index(first)]
+    def is_live(self, number: int) -> bool:
+        """Whether the item has not ended."""
+        if not self.holds(number):
+            return False
+        chunk = self.first_of(number)
+        return not self._ended.get(chunk, 0) >> (number - chunk) & 1
+
+    def live_numbers(self, first: int) -> list[int]:
+        """The items of a chunk that have not ended."""
+        ended = self._ended.get(first, 0)
+        span = self.span(first)
+        return [number for number in span if not ended >> (number - first) & 1] if ended else list(span)
+
+    def walk(self, after: int) -> Iterator[int]:
+        """All the items above `after` that have not ended, by number."""
+        index = max(0, self._index(after))
+        while index < len(self._firsts):
+            if self._live[index]:
+                yield from (number for number in self.live_numbers(self._firsts[index]) if number > after)
+            index += 1
 
     def span(self, first: int) -> range:
         return range(first, first + self._counts[self._index(first)])
@@ -109,9 +134,9 @@ class Chunks:
         """After this `next_deadline` is that of a chunk that still has items."""
         self._compact()
 
-    def pop_expired(self, now: int) -> list[tuple[int, int, int]]:
-        """Chunks (first, end, live items) whose deadline is `now` or earlier. Each comes once."""
-        expired: list[tuple[int, int, int]] = []
+    def pop_expired(self, now: int) -> list[int]:
+        """Chunks (by first) with a deadline of `now` or earlier. Each comes once."""
+        expired: list[int] = []
         self._expired_at = max(self._expired_at, now)
         while self._expiry and self._expiry[0] >> 64 <= now:
             head = heappop(self._expiry)
@@ -122,22 +147,24 @@ class Chunks:
                     heappush(self._expiry, deadline << 64 | self._firsts[index])
                     break
                 if self._live[index]:
-                    first = self._firsts[index]
-                    expired.append((first, first + self._counts[index], self._live[index]))
+                    expired.append(self._firsts[index])
                 index += 1
         return expired
 
     def dump(self) -> tuple[bytes, ...]:
         self._compact()
         columns = (self._firsts, self._counts, self._live, self._stored, self._created, self._deadlines)
-        return tuple(column.tobytes() for column in columns)
+        ended = {first: mask.to_bytes(mask.bit_length() // 8 + 1, "little") for first, mask in self._ended.items()}
+        return *(column.tobytes() for column in columns), msgspec.msgpack.encode(ended)
 
     @classmethod
     def load(cls, columns: tuple[bytes, ...]) -> Chunks:
         chunks = cls()
         mine = (chunks._firsts, chunks._counts, chunks._live, chunks._stored, chunks._created, chunks._deadlines)
-        for column, stored in zip(mine, columns, strict=True):
+        for column, stored in zip(mine, columns[:-1], strict=True):
             column.frombytes(stored)
+        ended = msgspec.msgpack.decode(columns[-1], type=dict[int, bytes])
+        chunks._ended = {first: int.from_bytes(mask, "little") for first, mask in ended.items()}
         for first, live, kept in zip(chunks._firsts, chunks._live, chunks._stored, strict=True):
             if live * _SPARSE < kept:
                 chunks.sparse.add(first)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from millpond.history.format import encode_records
 from millpond.queue.bodies import Records
-from millpond.queue.lane import Lane, Part, TurnJob
+from millpond.queue.lane import NEVER, Lane, Part, TurnJob
 from millpond.store.base import Chunk
 
 
@@ -25,7 +25,7 @@ class ReadPart(Part):
         """The lane was loaded again and finds its sparse chunks anew."""
 
     def deadline(self) -> int:
-        return 1 << 62
+        return NEVER
 
 
 class RewritePart(Part):
@@ -38,10 +38,9 @@ class RewritePart(Part):
     def apply(self, lane: Lane, now: int) -> None:
         chunks = lane.partition.chunks
         lane.compacting = False
-        live = _live(lane, self._first) if self._first in chunks.sparse else None
-        if live is None:
+        if self._first not in chunks.sparse:
             return
-        numbers = chunks.span(self._first)
+        numbers, live = chunks.span(self._first), set(chunks.live_numbers(self._first))
         records = [record if number in live else None for number, record in zip(numbers, self._records, strict=True)]
         lane.draft.chunks.append(Chunk(self._first, len(records), encode_records(records)))
         lane.bodies.drop(self._first)
@@ -51,28 +50,14 @@ class RewritePart(Part):
         """As with reading: what was not written is found anew."""
 
     def deadline(self) -> int:
-        return 1 << 62
-
-
-def _live(lane: Lane, first: int) -> set[int] | None:
-    """The items left in a chunk, None if some of them are ready.
-
-    Those would have to be searched for, and are about to be leased anyway: the chunk comes up again when they end.
-    """
-    chunks, partition = lane.partition.chunks, lane.partition
-    live = {number for number in chunks.span(first) if partition.is_set_aside(number)}
-    if len(live) == chunks.live_in(first):
-        return live
-    chunks.sparse.discard(first)
-    return None
+        return NEVER
 
 
 def compact(lane: Lane) -> None:
     """Start on a sparse chunk, if there is one and none is under way."""
     sparse = lane.partition.chunks.sparse
     if sparse and not lane.compacting:
+        lane.compacting = True
         first = min(sparse)
-        if _live(lane, first) is not None:
-            lane.compacting = True
-            lane.want(first, 1)
-            lane.draft.parts.append(ReadPart(first))
+        lane.want(first, 1)
+        lane.draft.parts.append(ReadPart(first))

@@ -27,6 +27,8 @@ def run_lifecycle(queue: QueueState, lane: Lane, now: int) -> None:
         _expire_items(queue, lane, now)
     if (at := partition.finish_timers.next_at()) is not None and at <= now:
         _purge(lane, now)
+    if _has_stale_timers(partition):
+        shed_stale(partition)
 
 
 def next_wake(partition: Partition) -> int | None:
@@ -39,6 +41,16 @@ def next_wake(partition: Partition) -> int | None:
         partition.finish_timers.next_at(),
     )
     return min((at for at in instants if at is not None), default=None)
+
+
+def _has_stale_timers(partition: Partition) -> bool:
+    """Items that ended leave their entries behind: not for long, or work that is done would fill the memory."""
+    return (
+        partition.lease_timers.stale(len(partition.leased))
+        or partition.due_timers.stale(len(partition.waiting))
+        or partition.expiry_timers.stale(len(partition.expiries))
+        or partition.finish_timers.stale(len(partition.finished))
+    )
 
 
 def shed_stale(partition: Partition) -> None:
@@ -62,8 +74,6 @@ def _end_due_leases(queue: QueueState, lane: Lane, now: int) -> None:
         if lease is not None and lease.deadline <= now:
             ended.append(number)
     end_leases(queue, lane, list(dict.fromkeys(ended)), now)
-    if partition.lease_timers.stale(len(leased)):
-        partition.lease_timers.rebuild((lease.deadline, run_of(n, 1)) for n, lease in leased.items())
 
 
 def end_leases(queue: QueueState, lane: Lane, numbers: list[int], now: int) -> None:
@@ -103,8 +113,6 @@ def _wake_due(lane: Lane, now: int) -> None:
             due.append(number)
     if due:  # an entry may have been left by an earlier wait of the same item: the order is that of the last
         partition.change(Event.DUE, sorted(dict.fromkeys(due), key=waiting.__getitem__))
-    if partition.due_timers.stale(len(waiting)):
-        partition.due_timers.rebuild_from(waiting.values())
 
 
 # ---- deadlines --------------------------------------------------------------------------------------------
@@ -113,27 +121,20 @@ def _wake_due(lane: Lane, now: int) -> None:
 def _expire_chunks(queue: QueueState, lane: Lane, now: int) -> None:
     """Bury what is left of chunks past their deadline; a live lease, and an item with its own, are left alone."""
     partition = lane.partition
-    for first, end, live in partition.chunks.pop_expired(now):
-        waiting: dict[State, list[int]] = {}
-        elsewhere = 0
-        spared: list[int] = []
-        for number in range(first, end):
-            own_deadline = number in partition.expiries
+    for first in partition.chunks.pop_expired(now):
+        mortal: dict[State, list[int]] = {}
+        for number in partition.chunks.live_numbers(first):
+            if number in partition.expiries:
+                continue
             if number in partition.waiting:
-                elsewhere += 1
-                if not own_deadline:
-                    state = State.RETRYING if partition.waiting[number] & 1 else State.SCHEDULED
-                    waiting.setdefault(state, []).append(number)
+                state = State.RETRYING if partition.waiting[number] & 1 else State.SCHEDULED
             elif partition.is_set_aside(number):
-                elsewhere += 1
-            elif own_deadline:
-                spared.append(number)
-        for state, numbers in waiting.items():
+                continue
+            else:
+                state = State.READY
+            mortal.setdefault(state, []).append(number)
+        for state, numbers in mortal.items():
             bury(queue, lane, DeadReason.EXPIRED, state, runs_of(numbers), now)
-        if live > elsewhere + len(spared):
-            ready = partition.ready.within(first, end, live - elsewhere)
-            dying = runs_of(n for n in numbers_of(ready) if n not in partition.expiries) if spared else ready
-            bury(queue, lane, DeadReason.EXPIRED, State.READY, dying, now)
 
 
 def _expire_items(queue: QueueState, lane: Lane, now: int) -> None:

@@ -137,9 +137,14 @@ def start_operation(queue: QueueState, request: Request) -> None:
 def _locate(queue: QueueState, item_id: str) -> tuple[Lane, int] | None:
     """Where an id points; whether the item is still there the lane's turn tells."""
     name = id_digest(item_id)
+    kept: tuple[Lane, int] | None = None
     for lane in queue.lanes.values():
-        if lane.known and name in lane.partition.dedup.live:
-            return lane, lane.partition.dedup.live[name]
+        if lane.known and (number := lane.partition.dedup.live.get(name)) is not None:
+            if number not in lane.partition.finished:
+                return lane, number
+            kept = lane, number  # it has ended: another item may have its id by now
+    if kept is not None:
+        return kept
     if (away := next((lane for lane in queue.lanes.values() if not lane.known), None)) is not None:
         raise Unavailable(f"partition {away.index} is away and may hold the item; try again later")
     place = read_id(queue.incarnation, item_id)
@@ -503,8 +508,7 @@ def answer_stats(queue: QueueState, request: GetStats, now: int) -> None:
             continue
         for name, count in lane.partition.totals.items():
             totals[name] += count
-        head = lane.partition.ready.head()
-        if head is not None:
+        for head in lane.partition.ready.heads():
             created = lane.partition.chunks.created_of(head)
             oldest = created if oldest is None else min(oldest, created)
     request.answer(

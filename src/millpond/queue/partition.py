@@ -11,6 +11,7 @@ key, a limit, an expiry or a document of its own has entries, in the columns bel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from millpond.store.base import JournalRow
 
 _COUNT_MASK = RUN_MAX - 1
 _DELIVERIES_BITS = 32
+_FEW = 8  # times the size of a page: fewer items than that are sorted to find one
 
 # Most items have been tried the same few times: let them share the int that says so.
 _SAME: dict[int, int] = {}
@@ -448,9 +450,8 @@ class Partition:
         return self.expiries.get(number) or self.chunks.deadline_of(number)
 
     def states(self, numbers: Iterable[int]) -> dict[int, State]:
-        """The states of those items that exist. By-id look-ups: the ready ones are searched for."""
+        """The states of those items that exist."""
         found: dict[int, State] = {}
-        perhaps: list[int] = []
         for number in numbers:
             if number in self.leased:
                 found[number] = State.LEASED
@@ -460,29 +461,41 @@ class Partition:
                 found[number] = State.DEAD
             elif number in self.finished:
                 found[number] = State.CANCELLED if self.finished[number] & 1 else State.COMPLETED
-            elif number > 0 and self.chunks.holds(number):
-                perhaps.append(number)
-        if perhaps:
-            found.update(dict.fromkeys(self.ready.among(perhaps), State.READY))
+            elif number > 0 and self.chunks.is_live(number):
+                found[number] = State.READY
         return found
 
     def numbers_in(self, state: State, after: int, limit: int) -> list[int]:
-        """The first `limit` items of a state numbered above `after`, by number."""
+        """The first `limit` items of a state numbered above `after`, by number.
+
+        Few of a state are sorted; of many, and of the ready ones, a page is found by walking along the numbers.
+        """
+        few = _FEW * limit
         if state == State.READY:
-            chosen: Iterable[int] = (n for runs in self.ready.runs().values() for n in _above(runs, after, limit))
-        elif state == State.LEASED:
-            chosen = self.leased
-        elif state in (State.SCHEDULED, State.RETRYING):
-            retrying = state == State.RETRYING
-            chosen = (n for n, due in self.waiting.items() if due & 1 == retrying)
-        elif state == State.DEAD:
-            chosen = {*self.dead, *self.moving}
-        elif state in (State.COMPLETED, State.CANCELLED):
-            was_cancelled = state == State.CANCELLED
-            chosen = (n for n, kept in self.finished.items() if kept & 1 == was_cancelled)
-        else:
-            chosen = ()
-        return sorted(n for n in chosen if n > after)[:limit]
+            return list(islice((n for n in self.chunks.walk(after) if not self.is_set_aside(n)), limit))
+        candidates = [column for column in self._column_of(state) if column]
+        if sum(map(len, candidates)) > few:
+            numbers: Iterable[int] = (n for n in self.chunks.walk(after) if any(n in column for column in candidates))
+            return list(islice((n for n in numbers if self._is_in(n, state)), limit))
+        found = {n for column in candidates for n in column if n > after and self._is_in(n, state)}
+        return sorted(found)[:limit]
+
+    def _column_of(self, state: State) -> Sequence[dict[int, Any]]:
+        if state == State.LEASED:
+            return [self.leased]
+        if state in (State.SCHEDULED, State.RETRYING):
+            return [self.waiting]
+        if state == State.DEAD:
+            return [self.dead, self.moving]
+        return [self.finished] if state in (State.COMPLETED, State.CANCELLED) else []
+
+    def _is_in(self, number: int, state: State) -> bool:
+        """Tells apart the two states that share a column."""
+        if state in (State.SCHEDULED, State.RETRYING):
+            return bool(self.waiting[number] & 1) == (state == State.RETRYING)
+        if state in (State.COMPLETED, State.CANCELLED):
+            return bool(self.finished[number] & 1) == (state == State.CANCELLED)
+        return True
 
     def counts(self) -> dict[str, int]:
         retrying = sum(due & 1 for due in self.waiting.values())
@@ -506,15 +519,3 @@ class Partition:
 
 def document_keys(number: int, documents: int) -> list[int]:
     return [number << 2 | part for part in range(3) if documents >> part & 1]
-
-
-def _above(runs: Sequence[int], after: int, limit: int) -> Iterable[int]:
-    """The first `limit` numbers above `after` of these runs, taken from the lowest."""
-    left = limit
-    for run in sorted(runs):
-        first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
-        for number in range(max(first, after + 1), min(first + count, max(first, after + 1) + left)):
-            left -= 1
-            yield number
-        if left <= 0:
-            return

@@ -1,30 +1,34 @@
 """The leasable items of a partition, in order: priorities, and within each a queue of runs.
 
 A million items in order are one int, whatever their number of chunks; only what went back to the tail on its
-own is a run of its own.
+own is a run of its own. Items are leased from the head. What leaves from the middle (cancelled, expired, replaced)
+stays in its run, noted as gone, until the head comes to it or a sweep pays: no removal looks at the whole queue.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
 
 from millpond.history.format import RUN_BITS, RUN_MAX
 
 _COUNT_MASK = RUN_MAX - 1
+_GONE_SLACK = 4_096  # items noted as gone before a sweep is thought of
+_FRONT_RUNS_MAX = 64  # how far a returned run looks for its place among other returned ones
 
 
 class Ready:
-    __slots__ = ("_priorities", "_queues", "count")
+    __slots__ = ("_gone", "_priorities", "_queues", "count")
 
     def __init__(self) -> None:
         self._queues: dict[int, deque[int]] = {}
         self._priorities: list[int] = []
+        self._gone: set[int] = set()
         self.count = 0
 
     def push(self, priority: int, first: int, count: int) -> None:
         """Add to the tail."""
+        self._forget_gone(first, count)
         self.count += count
         queue = self._queue(priority)
         if queue:
@@ -36,75 +40,83 @@ class Ready:
         queue.append(first << RUN_BITS | (count - 1))
 
     def push_front(self, priority: int, first: int, count: int) -> None:
+        """Back to the head, behind older items that came back before."""
+        self._forget_gone(first, count)
         self.count += count
-        self._queue(priority).appendleft(first << RUN_BITS | (count - 1))
+        queue = self._queue(priority)
+        place = 0
+        while place < min(len(queue), _FRONT_RUNS_MAX) and queue[place] >> RUN_BITS < first:
+            place += 1
+        queue.insert(place, first << RUN_BITS | (count - 1))
 
     def head_priority(self) -> int | None:
-        return self._priorities[0] if self._priorities else None
+        while self._priorities:
+            priority = self._priorities[0]
+            queue = self._queues[priority]
+            self._skip_gone(queue)
+            if queue:
+                return priority
+            self._forget_empty(priority)
+        return None
 
-    def head(self) -> int | None:
-        """The number of the item that would be leased next."""
-        return self._queues[self._priorities[0]][0] >> RUN_BITS if self._priorities else None
+    def heads(self) -> list[int]:
+        """The number of the item that would be leased next, of each priority."""
+        for priority in list(self._priorities):
+            self._skip_gone(self._queues[priority])
+            self._forget_empty(priority)
+        return [queue[0] >> RUN_BITS for queue in self._queues.values()]
 
     def peek(self, limit: int) -> list[int]:
         """Runs of up to `limit` items from the head, of the best priority only. Nothing is removed."""
+        priority = self.head_priority()
+        assert priority is not None, "there is something to lease"
+        gone = self._gone
         runs: list[int] = []
-        for run in self._queues[self._priorities[0]]:
-            count = (run & _COUNT_MASK) + 1
-            if count >= limit:
-                runs.append(run - count + limit)
+        for run in self._queues[priority]:
+            number, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            if not gone:
+                count = min(count, limit)
+                runs.append(number << RUN_BITS | (count - 1))
+                limit -= count
+            else:
+                end = number + count
+                while number < end and limit:
+                    first = number
+                    while number < end and number not in gone and number - first < limit:
+                        number += 1
+                    if number > first:
+                        runs.append(first << RUN_BITS | (number - first - 1))
+                        limit -= number - first
+                    else:
+                        number += 1
+            if not limit:
                 break
-            runs.append(run)
-            limit -= count
         return runs
 
     def remove(self, priority: int, run: int) -> None:
-        """Take these items out; they stand in this order somewhere in the queue, nearly always at its head."""
+        """Take these items out: from the head in fact, from elsewhere by noting that they are gone."""
         queue = self._queues[priority]
         first, left = run >> RUN_BITS, (run & _COUNT_MASK) + 1
         self.count -= left
         while left:
-            head = queue[0]
-            if head >> RUN_BITS != first:
-                self._remove_inside(queue, first, left)
+            self._skip_gone(queue)
+            if not queue or queue[0] >> RUN_BITS != first:
+                self._gone.update(range(first, first + left))
                 break
-            count = min(left, (head & _COUNT_MASK) + 1)
-            if count == (head & _COUNT_MASK) + 1:
+            head_count = (queue[0] & _COUNT_MASK) + 1
+            count = min(left, head_count)
+            if count == head_count:
                 queue.popleft()
             else:
-                queue[0] = (first + count) << RUN_BITS | ((head & _COUNT_MASK) - count)
+                queue[0] = (first + count) << RUN_BITS | (head_count - count - 1)
             first += count
             left -= count
         self._forget_empty(priority)
-
-    def within(self, first: int, end: int, expected: int) -> list[int]:
-        """The items numbered first .. end-1 as runs, wherever they stand; the search stops with the `expected` last."""
-        found: list[int] = []
-        for priority in self._priorities:
-            for run in self._queues[priority]:
-                run_first = run >> RUN_BITS
-                low, high = max(run_first, first), min(run_first + (run & _COUNT_MASK) + 1, end)
-                if low < high:
-                    found.append(low << RUN_BITS | (high - low - 1))
-                    expected -= high - low
-                    if expected <= 0:
-                        return found
-        return found
-
-    def among(self, numbers: Iterable[int]) -> set[int]:
-        """Which of these items are here. Looks at every run: for the few calls that go by id."""
-        wanted = set(numbers)
-        found: set[int] = set()
-        for queue in self._queues.values():
-            for run in queue:
-                first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
-                if count < len(wanted):
-                    found.update(n for n in range(first, first + count) if n in wanted)
-                else:
-                    found.update(n for n in wanted if first <= n < first + count)
-        return found
+        if len(self._gone) > _GONE_SLACK and len(self._gone) > sum(map(len, self._queues.values())):
+            self._sweep()
 
     def runs(self) -> dict[int, list[int]]:
+        self._sweep()
         return {priority: list(self._queues[priority]) for priority in self._priorities}
 
     @classmethod
@@ -127,22 +139,40 @@ class Ready:
             del self._queues[priority]
             self._priorities.remove(priority)
 
-    @staticmethod
-    def _remove_inside(queue: deque[int], first: int, left: int) -> None:
-        end = first + left
-        kept: list[int] = []
-        for run in queue:
-            run_first = run >> RUN_BITS
-            run_end = run_first + (run & _COUNT_MASK) + 1
-            low, high = max(run_first, first), min(run_end, end)
-            if low >= high:
-                kept.append(run)
-                continue
-            left -= high - low
-            if run_first < low:
-                kept.append(run_first << RUN_BITS | (low - run_first - 1))
-            if high < run_end:
-                kept.append(high << RUN_BITS | (run_end - high - 1))
-        assert not left, "items to remove are not ready"
-        queue.clear()
-        queue.extend(kept)
+    def _forget_gone(self, first: int, count: int) -> None:
+        """An item that left from the middle comes back: what is left of its old place must go first."""
+        if self._gone and not self._gone.isdisjoint(range(first, first + count)):
+            self._sweep()
+
+    def _skip_gone(self, queue: deque[int]) -> None:
+        gone = self._gone
+        while gone and queue and queue[0] >> RUN_BITS in gone:
+            head = queue[0]
+            gone.remove(head >> RUN_BITS)
+            if head & _COUNT_MASK:
+                queue[0] = ((head >> RUN_BITS) + 1) << RUN_BITS | ((head & _COUNT_MASK) - 1)
+            else:
+                queue.popleft()
+
+    def _sweep(self) -> None:
+        """Rewrite the queues without what is gone."""
+        if not self._gone:
+            return
+        gone = sorted(self._gone)
+        self._gone = set()
+        for priority in list(self._priorities):
+            queue = self._queues[priority]
+            kept: list[int] = []
+            for run in queue:
+                first = run >> RUN_BITS
+                end = first + (run & _COUNT_MASK) + 1
+                place = bisect_left(gone, first)
+                while place < len(gone) and gone[place] < end:
+                    if first < gone[place]:
+                        kept.append(first << RUN_BITS | (gone[place] - first - 1))
+                    first = gone[place] + 1
+                    place += 1
+                if first < end:
+                    kept.append(first << RUN_BITS | (end - first - 1))
+            self._queues[priority] = deque(kept)
+            self._forget_empty(priority)

@@ -1,14 +1,15 @@
 """The queues that exist, and which of them are awake.
 
 A queue is loaded with its first request or when its persisted next wake comes, and unloaded when it has been idle for
-a while: ten thousand queues of which ten are busy cost ten. While a queue is loaded its registry row says `dirty`, so
-that after a crash those that were awake are woken at once.
+a while, or at once when another needs its place: ten thousand queues of which ten are busy cost ten. While a queue is
+loaded its registry row says `dirty`, so that after a crash those that were awake are woken by the next open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import secrets
 import threading
@@ -43,6 +44,8 @@ from millpond.store.base import Registry, StoreFailed, StoreFull, Stores
 log = logging.getLogger("millpond.service")
 IDLE_MS = 30_000  # unused for so long, a queue is unloaded
 SWEEP_S = 10.0  # how often idle queues are looked for; only while some are loaded
+SWEEP_CROWDED_S = 0.5  # the same while more are loaded than should be: requests may be waiting for files
+WAKES_MAX = 8  # queues that are woken at a time: a crash may have left thousands to wake
 WAKE_AGAIN_MS = 5_000  # after a queue that had to be woken could not be
 _INCARNATION_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _INCARNATION_LENGTH = 8  # 40 bits: tells the incarnations of a name apart, and names the queue in its tokens
@@ -95,11 +98,20 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
 
 
 class QueuesManager:
-    def __init__(self, registry: Registry, stores: Mapping[str, Stores], clock: Clock, rng: Random) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        stores: Mapping[str, Stores],
+        clock: Clock,
+        rng: Random,
+        partitions_max: float = math.inf,
+    ) -> None:
+        """With `partitions_max` loaded, idle queues make room for others; only if all are busy there are more."""
         self._registry = registry
         self._stores = stores
         self._clock = clock
         self._rng = rng
+        self._partitions_max = partitions_max
         self._budget = Budget()
         self._definitions: dict[str, QueueDefinition] = {}
         self._names: dict[str, str] = {}  # incarnation -> name
@@ -108,6 +120,7 @@ class QueuesManager:
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._changes = asyncio.Lock()  # one change to the registry at a time
+        self._waking = asyncio.Semaphore(WAKES_MAX)
         self._registry_thread: RegistryThread | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._open = False
@@ -212,9 +225,11 @@ class QueuesManager:
 
     async def known(self, name: str) -> Runner:
         """The queue, once each of its partitions was read, or could not be: before that its counts say nothing."""
-        runner = await self.runner(name)
-        await runner.tried.wait()
-        return runner
+        while True:
+            runner = await self.runner(name)
+            await runner.tried.wait()
+            if self.awake(name) is runner:  # it may have had to make room meanwhile
+                return runner
 
     async def stats(self, name: str) -> QueueStats:
         runner = await self.known(name)
@@ -291,27 +306,33 @@ class QueuesManager:
             return self._definitions[name]
 
     async def _delete(self, name: str, force: bool) -> None:
-        if not force:
+        if force:
+            async with self._changes:
+                await self._remove(name)
+            return
+        while True:
             await self.known(name)
-        async with self._changes:
-            self._check_open()
-            definition = self.definition(name)
-            if users := sorted(n for n, one in self._definitions.items() if one.settings.dead_queue == name):
-                raise QueueInUse(f"queue {name!r} is the dead queue of {', '.join(users[:3])}; give them another first")
-            if not force:
-                self._check_empty(name)
-            await self._unload([name], deleting=True)
-            await self._in_registry(self._registry.remove, name)
-            del self._definitions[name]
-            del self._names[definition.incarnation]
-            self._drop_alarm(name)
-            for store in {partition.store for partition in definition.partitions}:
-                await self._in_registry(self._destroy, self._stores[store], definition.incarnation)
+            async with self._changes:
+                if name in self._runners:  # else it had to make room while this waited for its turn
+                    self._check_empty(name)
+                    await self._remove(name)
+                    return
+
+    async def _remove(self, name: str) -> None:
+        self._check_open()
+        definition = self.definition(name)
+        if users := sorted(n for n, one in self._definitions.items() if one.settings.dead_queue == name):
+            raise QueueInUse(f"queue {name!r} is the dead queue of {', '.join(users[:3])}; give them another first")
+        await self._unload([name], deleting=True)
+        await self._in_registry(self._registry.remove, name)
+        del self._definitions[name]
+        del self._names[definition.incarnation]
+        self._drop_alarm(name)
+        for store in {partition.store for partition in definition.partitions}:
+            await self._in_registry(self._destroy, self._stores[store], definition.incarnation)
 
     def _check_empty(self, name: str) -> None:
         """Looks at memory: what comes in from here on finds the queue closed."""
-        if name not in self._runners:
-            raise Conflict(f"queue {name!r} was changed meanwhile; look at it, then try again")
         items = 0
         for lane in self._runners[name].queue.state.lanes.values():
             if lane.status != Status.OPEN:
@@ -373,19 +394,47 @@ class QueuesManager:
     async def _load(self, name: str) -> None:
         async with self._changes:
             definition = self.definition(name)
+            await self._make_room(len(definition.partitions))
             if not definition.dirty:
                 definition = replace(definition, dirty=True)
                 await self._put(definition)
-        self._drop_alarm(name)
+            self._start(definition)
+
+    def _start(self, definition: QueueDefinition) -> None:
+        self._drop_alarm(definition.name)
         lanes = []
         for one in definition.partitions:
             store = self._stores[one.store].open(definition.incarnation, one.partition, definition.settings.durability)
             lanes.append(Lane(one, store, Bodies(self._budget)))
         rng = Random(self._rng.random())
         queue = LogicalQueue(definition, lanes, rng, self._definitions.__contains__, self._clock.now())
-        self._runners[name] = Runner(queue, self._clock, self._send)
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep_again)
+        self._runners[definition.name] = Runner(queue, self._clock, self._send)
+        if self._sweeper is None or self._excess() > 0:
+            self._set_sweeper()
+
+    def _excess(self) -> float:
+        """Partitions that are loaded beyond the limit."""
+        return sum(len(runner.queue.state.lanes) for runner in self._runners.values()) - self._partitions_max
+
+    async def _make_room(self, partitions: int) -> None:
+        """For so many more, as far as idle queues can. `_changes` is held."""
+        names = self._dispensable(self._excess() + partitions)
+        for name in names:
+            self._settle(name, self._unload_if_idle(name))
+        await asyncio.gather(*(self._settling[name] for name in names))
+
+    def _dispensable(self, partitions: float) -> list[str]:
+        """Idle queues that have so many partitions together, the least recently used first."""
+        if partitions <= 0:
+            return []
+        now, chosen = self._clock.now(), []
+        for name, runner in sorted(self._runners.items(), key=lambda one: one[1].last_used):
+            if partitions > 0 and name not in self._settling and runner.queue.idle:
+                until = runner.queue.sleeping_until()
+                if until is None or until > now:  # else it was just loaded, and has yet to act
+                    chosen.append(name)
+                    partitions -= len(runner.queue.state.lanes)
+        return chosen
 
     async def _unload(self, names: list[str], *, deleting: bool = False) -> None:
         """Close these queues, and note in one registry commit when each must be awake again.
@@ -418,17 +467,28 @@ class QueuesManager:
 
     async def _unload_idle(self, name: str) -> None:
         async with self._changes:
-            if name in self._runners and self._runners[name].queue.idle:
-                await self._unload([name])
+            await self._unload_if_idle(name)
+
+    async def _unload_if_idle(self, name: str) -> None:
+        if name in self._runners and self._runners[name].queue.idle:
+            await self._unload([name])
+
+    def _set_sweeper(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        wait = SWEEP_CROWDED_S if self._excess() > 0 else SWEEP_S
+        self._sweeper = asyncio.get_running_loop().call_later(wait, self._sweep_again)
 
     def _sweep_again(self) -> None:
         self.sweep()
         self._sweeper = None
         if self._runners and self._open:
-            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep_again)
+            self._set_sweeper()
 
     def sweep(self) -> None:
-        """Begin to unload the queues that have been idle for long enough and will be for a while."""
+        """Begin to unload the queues that have been idle for long enough and will be for a while, or are too many."""
+        for name in self._dispensable(self._excess()):
+            self._settle(name, self._unload_idle(name))
         now = self._clock.now()
         for name, runner in self._runners.items():
             if name not in self._settling and runner.queue.idle and now - runner.last_used > IDLE_MS:
@@ -453,8 +513,10 @@ class QueuesManager:
             self._spawn(self._wake(name))
 
     async def _wake(self, name: str) -> None:
+        """A few at a time, each until it has been read: from then on it is busy as long as it has something to do."""
         try:
-            await self.runner(name)
+            async with self._waking:
+                await self.known(name)
         except MillpondError as error:
             if self._open and name in self._definitions:
                 log.warning("queue %s could not be woken: %s", name, error)

@@ -50,11 +50,12 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CORRELATION = re.compile(r"[\x20-\x7e]{1,128}")
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+")
-_SHORT_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+", re.ASCII)
+_SHORT_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _ISO = re.compile(
     r"P(?:(?P<w>\d+(?:\.\d+)?)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
-    r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?"
+    r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
+    re.ASCII,
 )
 
 # ---- simple values ----------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def duration_ms(value: Any, name: str, *, low: int = 0, high: int = DURATION_MAX
     """Seconds, a timedelta, or a string such as 90s, 1m30s, 500ms or PT1M30S."""
     ms = _duration(value, name)
     if not low <= ms <= high:
-        raise InvalidRequest(f"{name} is {_number(ms / 1000)} s; use {low / 1000:g} to {high / 1000:g} s")
+        raise InvalidRequest(f"{name} is {_number(ms / 1000)} s; use {_number(low / 1000)} to {_number(high / 1000)} s")
     return ms
 
 
@@ -225,6 +226,8 @@ def _record(item: Any, now: int, index: int) -> bytes | Record:
     payload = item.payload
     if isinstance(payload, str):
         payload = _utf8(payload, where + "payload")
+    elif isinstance(payload, bytearray | memoryview):
+        payload = bytes(payload)
     elif not isinstance(payload, bytes):
         raise InvalidRequest(f"{where}payload is {_type(payload)}; give bytes or a string")
     if item.group is not None:
@@ -292,10 +295,9 @@ def _batch(count: int, name: str, limit: int) -> None:
 
 
 def lease_batch(value: Any) -> int:
-    count = integer(value, "batch", 1, 1 << 62)
-    if count > LEASE_BATCH_MAX:
-        raise BatchTooLarge(f"batch is {count}; lease at most {LEASE_BATCH_MAX} at a time")
-    return count
+    if isinstance(value, int) and value > LEASE_BATCH_MAX:
+        raise BatchTooLarge(f"batch is {_number(value)}; lease at most {LEASE_BATCH_MAX} at a time")
+    return integer(value, "batch", 1, LEASE_BATCH_MAX)
 
 
 def wait_ms(value: Any) -> int:
@@ -393,7 +395,12 @@ def states(value: Any, name: str = "states") -> list[State]:
 
 
 def list_limit(value: Any) -> int:
-    return min(integer(value, "limit", 1, 1 << 62), LIST_LIMIT_MAX)
+    """More than a page can hold is asked for by those who want all they can get."""
+    return (
+        LIST_LIMIT_MAX
+        if isinstance(value, int) and value > LIST_LIMIT_MAX
+        else integer(value, "limit", 1, LIST_LIMIT_MAX)
+    )
 
 
 def cursor(value: Any) -> tuple[int, int]:

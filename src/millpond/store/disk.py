@@ -1,10 +1,38 @@
-"""What stores that keep files need of the disk: names that last, and room held back for the day when it is full."""
+"""What stores that keep files need of the system: names that last, files that may be open, and room held back for the
+day when the disk is full.
+"""
 
 from __future__ import annotations
 
+import errno
+import math
 import os
+import resource
 import threading
 from pathlib import Path
+
+FILES_A_PARTITION = 3  # its file twice, and the log
+NO_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+def partitions_max() -> float:
+    """How many may be open at a time: half of the files that this process may open are the application's."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if files == resource.RLIM_INFINITY else max(1, files // 2 // FILES_A_PARTITION)
+
+
+def out_of_files() -> bool:
+    """Whether a partition could not be opened just now: SQLite does not say why it cannot open a file."""
+    opened: list[int] = []
+    try:
+        for _ in range(FILES_A_PARTITION):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno in NO_FILES
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return False
 
 
 def sync_directory(path: Path) -> None:

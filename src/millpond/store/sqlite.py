@@ -21,7 +21,7 @@ import msgspec
 
 from millpond.model import QueueDefinition
 from millpond.store.base import JournalRow, Recovered, Store, StoreFailed, StoreFull, Turn
-from millpond.store.disk import Reserve, bytes_of, make_directory, sync_directory
+from millpond.store.disk import NO_FILES, Reserve, bytes_of, make_directory, out_of_files, sync_directory
 
 PAGE_BYTES = 8192  # measured: a chunk of 100 small items is three pages
 CHECKPOINT_PAGES = 2000  # 16 MB of log between checkpoints
@@ -71,7 +71,10 @@ def describe(path: Path, problem: BaseException) -> str:
         return f"{path} is open in another process; stop that one first"
     if isinstance(problem, apsw.CorruptError | apsw.NotADBError):
         return f"{path} is damaged ({problem}); restore it from a copy"
-    return f"{path} could not be used ({type(problem).__name__}: {problem}); see to the disk, then try again"
+    what = f"{path} could not be used ({type(problem).__name__}: {problem})"
+    if getattr(problem, "errno", None) in NO_FILES or (isinstance(problem, apsw.CantOpenError) and out_of_files()):
+        return f"{what}: too many files are open; raise `ulimit -n`, or use fewer queues at a time"
+    return f"{what}; see to the disk, then try again"
 
 
 # ---- connections ------------------------------------------------------------------------------------------
