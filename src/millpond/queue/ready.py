@@ -14,7 +14,6 @@ from millpond.history.format import RUN_BITS, RUN_MAX
 
 _COUNT_MASK = RUN_MAX - 1
 _GONE_SLACK = 4_096  # items noted as gone before a sweep is thought of
-_FRONT_RUNS_MAX = 64  # how far a returned run looks for its place among other returned ones
 
 
 class Ready:
@@ -40,12 +39,12 @@ class Ready:
         queue.append(first << RUN_BITS | (count - 1))
 
     def push_front(self, priority: int, first: int, count: int) -> None:
-        """Back to the head, behind older items that came back before."""
+        """Back to the head, behind older items that stand there."""
         self._forget_gone(first, count)
         self.count += count
         queue = self._queue(priority)
         place = 0
-        while place < min(len(queue), _FRONT_RUNS_MAX) and queue[place] >> RUN_BITS < first:
+        while place < len(queue) and queue[place] >> RUN_BITS < first:
             place += 1
         queue.insert(place, first << RUN_BITS | (count - 1))
 

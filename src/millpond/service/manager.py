@@ -306,23 +306,20 @@ class QueuesManager:
             return self._definitions[name]
 
     async def _delete(self, name: str, force: bool) -> None:
-        if force:
-            async with self._changes:
-                await self._remove(name)
-            return
         while True:
-            await self.known(name)
+            if not force:
+                await self.known(name)
             async with self._changes:
-                if name in self._runners:  # else it had to make room while this waited for its turn
-                    self._check_empty(name)
-                    await self._remove(name)
-                    return
+                if force or name in self._runners:  # else it had to make room while this waited for its turn
+                    return await self._remove(name, force)
 
-    async def _remove(self, name: str) -> None:
+    async def _remove(self, name: str, force: bool) -> None:
         self._check_open()
         definition = self.definition(name)
         if users := sorted(n for n, one in self._definitions.items() if one.settings.dead_queue == name):
             raise QueueInUse(f"queue {name!r} is the dead queue of {', '.join(users[:3])}; give them another first")
+        if not force:
+            self._check_empty(name)
         await self._unload([name], deleting=True)
         await self._in_registry(self._registry.remove, name)
         del self._definitions[name]

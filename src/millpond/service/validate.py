@@ -223,7 +223,7 @@ def _record(item: Any, now: int, index: int) -> bytes | Record:
     if not isinstance(item, NewItem):
         raise InvalidRequest(f"items[{index}] is {_type(item)}; give bytes, a string or a NewItem")
     where = f"items[{index}]."
-    payload = item.payload
+    payload: Any = item.payload
     if isinstance(payload, str):
         payload = _utf8(payload, where + "payload")
     elif isinstance(payload, bytearray | memoryview):
