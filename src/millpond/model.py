@@ -111,7 +111,7 @@ class Batch(Sequence[T]):
 class NewItem(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a producer hands in. A bare `bytes` or `str` in its place is an item with only a payload."""
 
-    payload: bytes | str = b""
+    payload: bytes | bytearray | memoryview | str = b""
     id: str | None = None
     key: str | None = None
     kind: str = ""

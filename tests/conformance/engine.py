@@ -234,9 +234,9 @@ class FaultyStore:
         self._check()
         return self._inner.journal(after, limit)
 
-    def ended(self, number: int, since: int) -> Iterator[JournalRow]:
+    def ended(self, low: int, high: int, since: int) -> Iterator[JournalRow]:
         self._check()
-        return self._inner.ended(number, since)
+        return self._inner.ended(low, high, since)
 
     def relieve(self, full: bool) -> bool:
         self._faults.relieved = full or self._faults.full

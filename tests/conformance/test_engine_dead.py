@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
 import pytest
 
 from millpond.history.format import Record
-from millpond.model import Item, RedriveFilter, State, to_ms
+from millpond.model import Item, QueueSettings, RedriveFilter, State, to_ms
 from millpond.queue.requests import Produce, Redrive, RetryItem, RetryItems
+from millpond.store.base import JournalRow
 from tests.conformance.conftest import MakePond
 from tests.conformance.engine import FaultyStores, SteppedPond, keyed, numbered, payloads
 from tests.drive import definition
@@ -33,7 +37,7 @@ def kill_one(pond: SteppedPond, record: bytes | Record = b"a", error: str | None
 
 
 def redrive_letters(pond: SteppedPond, ids: list[str] | None = None, **options: object) -> Redrive:
-    request = Redrive(ids, RedriveFilter(), letters=True, **options)  # type: ignore[arg-type]
+    request = Redrive(ids, RedriveFilter(), **options)  # type: ignore[arg-type]
     pond.submit(request, "dq")
     pond.run()
     return request
@@ -197,7 +201,7 @@ def test_a_crash_at_any_step_of_a_redrive_neither_loses_nor_doubles(make_pond: M
     pond = make_pond(*QUEUES)
     for steps in range(CUTS_MAX):
         kill_one(pond, Record(b"%d" % steps, id=f"own{steps}"))
-        pond.submit(Redrive(None, RedriveFilter(), letters=True), "dq")
+        pond.submit(Redrive(None, RedriveFilter()), "dq")
         over = not cut(pond, steps)
         if letters(pond):
             redrive_letters(pond)
@@ -354,8 +358,8 @@ def test_the_dead_in_place_are_redriven_with_attempts_reset(make_pond: MakePond)
 def test_two_redrives_at_once_bring_each_item_back_once(pair: SteppedPond) -> None:
     for number in range(3):
         kill_one(pair, b"%d" % number)
-    one = pair.submit(Redrive(None, RedriveFilter(), letters=True), "dq")
-    two = pair.submit(Redrive(None, RedriveFilter(), letters=True), "dq")
+    one = pair.submit(Redrive(None, RedriveFilter()), "dq")
+    two = pair.submit(Redrive(None, RedriveFilter()), "dq")
     pair.run()
     assert one.value.moved + two.value.moved == 3
     assert sorted(payloads(pair.list())) == numbered(3)
@@ -400,7 +404,7 @@ def test_a_filter_chooses_what_is_redriven(make_pond: MakePond, chosen: RedriveF
     pond.produce(Record(b"3", expire_deadline=pond.clock.now() + 10))
     pond.advance(10)
     assert len(letters(pond)) == 4
-    done = pond.redrive(chosen=chosen, queue="dq", letters=True)
+    done = pond.redrive(chosen=chosen, queue="dq")
     pond.run()
     assert (done.matched, done.moved) == (len(expected), len(expected))
     assert sorted(payloads([*pond.list(), *pond.list(queue="r")])) == expected
@@ -466,3 +470,65 @@ def test_letters_of_many_partitions_go_to_many_partitions(make_pond: MakePond) -
     assert done.moved == 40
     assert sorted(payloads(pond.list())) == sorted(numbered(40))
     assert_all_forgotten(pond)
+
+
+# ---- found by attack --------------------------------------------------------------------------------------
+
+
+def test_a_fencing_token_grows_through_the_dead_queue_and_back_to_another_partition(make_pond: MakePond) -> None:
+    pond = make_pond(definition(partitions=2, dead_queue="dq", max_attempts=0), definition("dq"))
+    for number in range(40):
+        pond.produce(b"%d" % number)
+    for item in pond.lease(40):
+        if item.payload != b"0":
+            pond.complete([item])
+    pond.advance(30_000)
+    tokens = []
+    for _ in range(4):
+        [item] = pond.lease()
+        tokens.append(item.fencing_token)
+        assert pond.get(item.id).fencing_token == item.fencing_token
+        pond.kill(item)
+        [letter] = pond.lease(queue="dq")
+        tokens.append(letter.fencing_token)
+        pond.advance(30_000)
+        redrive_letters(pond)
+        pond.reopen()
+    assert tokens == sorted(set(tokens))
+
+
+def test_letters_go_back_though_their_source_no_longer_names_the_dead_queue(pair: SteppedPond) -> None:
+    letter = kill_one(pair)
+    queue = pair.queues["q"]
+    queue.configure(msgspec.structs.replace(pair.definitions["q"], settings=QueueSettings()))
+    redriven = redrive_letters(pair)
+    assert (redriven.value.matched, redriven.value.moved) == (1, 1)
+    [item] = pair.lease()
+    assert item.id == letter.source_id
+
+
+def test_a_letter_whose_way_back_vanished_stays_a_letter(pair: SteppedPond) -> None:
+    letter = kill_one(pair)
+    del pair.definitions["q"]
+    redriven = redrive_letters(pair)
+    assert set(redriven.value.errors) == {letter.id}
+    [kept] = letters(pair)
+    assert (kept.id, kept.state, kept.dead_reason) == (letter.id, State.READY, "rejected")
+
+
+def test_a_repeated_complete_of_many_reads_each_journal_row_once(pond: SteppedPond) -> None:
+    pond.produce(*[b"a"] * 60)
+    items = pond.lease(60)
+    for item in sorted(items, key=lambda one: one.number * 37 % 61):
+        pond.complete([item])
+    lane = pond.queues["q"].state.lanes[0]
+    asked: list[tuple[int, int, int]] = []
+    ended = lane.store.ended
+
+    def counted(low: int, high: int, since: int) -> Iterator[JournalRow]:
+        asked.append((low, high, since))
+        return ended(low, high, since)
+
+    lane.store.ended = counted  # type: ignore[method-assign]
+    assert all(result.ok for result in pond.complete(items))
+    assert [(low, high) for low, high, _ in asked] == [(1, 60)]

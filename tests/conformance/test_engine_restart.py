@@ -26,8 +26,8 @@ def state_of(partition: Partition) -> dict[str, Any]:
     """The partition's state in a form that does not depend on how it was grouped."""
     dump = msgspec.structs.asdict(msgspec.msgpack.decode(take_snapshot(partition), type=Snapshot))
     dump["leased"] = {
-        number: (client, grant, deadline)
-        for client, grant, deadline, runs in dump["leased"]
+        number: (client, grant, deadline, fence)
+        for client, grant, deadline, fence, runs in dump["leased"]
         for number in numbers_of(runs)
     }
     dump["moving"] = {
@@ -136,7 +136,7 @@ class Workload:
     def redrive(self) -> None:
         self.pond.submit(Redrive(None, RedriveFilter()))
         if "dq" in self.pond.queues:
-            self.pond.submit(Redrive(None, RedriveFilter(), letters=True), "dq")
+            self.pond.submit(Redrive(None, RedriveFilter()), "dq")
 
     def time(self) -> None:
         self.pond.advance(self.rng.choice([1, 700, 6_000, 400_000]))

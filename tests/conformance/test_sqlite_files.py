@@ -188,7 +188,7 @@ def test_a_drained_store_gives_its_room_back_when_it_is_opened_again(
     store.recover()
     assert store.size() < 500_000
     assert store.read([99], [1]) == ({99: bytes(20_000)}, {1: b"doc"})
-    assert [row.turn for row in store.ended(5, 0)] == [2]
+    assert [row.turn for row in store.ended(5, 5, 0)] == [2]
     store.commit(turn(3))
     assert store.check() == []
 

@@ -46,7 +46,7 @@ def test_a_restart_finds_everything(backend: Backend, tmp_path: Path, store: Sto
     recovered = again.recover()
     assert (recovered.snapshot_turn, recovered.snapshot, [row.turn for row in recovered.rows]) == (1, b"state", [2])
     assert again.read([10], []) == ({10: b"chunk 10"}, {})
-    assert [row.turn for row in again.ended(3, 0)] == [1]
+    assert [row.turn for row in again.ended(3, 3, 0)] == [1]
     again.commit(turn(3))
     again.close()
 
@@ -119,7 +119,7 @@ def test_a_failed_commit_closes_the_store_until_it_is_recovered(store: Store) ->
         lambda: store.commit(turn(2)),
         lambda: store.read([1], [1]),
         lambda: store.journal(0, 1),
-        lambda: list(store.ended(1, 0)),
+        lambda: list(store.ended(1, 1, 0)),
         lambda: store.check(),
     ):
         with pytest.raises(StoreFailed):
@@ -237,7 +237,7 @@ def test_numbers_of_63_bits_are_kept_exactly(store: Store) -> None:
     most = (1 << 63) - 1
     store.commit(turn(1, at=most, chunks=[chunk(most - 1, 1)], docs={most: b"doc"}, ended=(most - 1, most)))
     assert store.read([most - 1, most], [most - 1, most]) == ({most - 1: b"chunk %d" % (most - 1)}, {most: b"doc"})
-    assert [row.at for row in store.ended(most, most)] == [most]
+    assert [row.at for row in store.ended(most, most, most)] == [most]
 
 
 def test_bodies_are_bytes_of_any_value(store: Store) -> None:
@@ -271,18 +271,20 @@ def test_a_turn_that_ended_an_item_is_found_by_the_items_number(store: Store) ->
     spans = {1: (10, 20), 2: None, 3: (15, 15), 4: (21, 30), 5: (1, 100)}
     for number, span in spans.items():
         store.commit(turn(number, ended=span))
-    assert [row.turn for row in store.ended(15, 0)] == [5, 3, 1]
-    assert [row.turn for row in store.ended(20, 0)] == [5, 1]
-    assert [row.turn for row in store.ended(21, 0)] == [5, 4]
-    assert [row.turn for row in store.ended(15, 3000)] == [5, 3]
-    assert [row.turn for row in store.ended(15, 3001)] == [5]
-    assert list(store.ended(101, 0)) == []
+    assert [row.turn for row in store.ended(15, 15, 0)] == [5, 3, 1]
+    assert [row.turn for row in store.ended(20, 20, 0)] == [5, 1]
+    assert [row.turn for row in store.ended(21, 21, 0)] == [5, 4]
+    assert [row.turn for row in store.ended(15, 15, 3000)] == [5, 3]
+    assert [row.turn for row in store.ended(15, 15, 3001)] == [5]
+    assert list(store.ended(101, 101, 0)) == []
+    assert [row.turn for row in store.ended(21, 101, 0)] == [5, 4]
+    assert [row.turn for row in store.ended(0, 1_000, 3001)] == [5, 4]
 
 
 def test_commits_may_go_on_while_ended_turns_are_looked_through(store: Store) -> None:
     for number in (1, 2, 3):
         store.commit(turn(number, ended=(1, 9)))
-    found = store.ended(5, 0)
+    found = store.ended(5, 5, 0)
     assert next(found).turn == 3
     store.commit(turn(4, ended=(1, 9), snapshot=b"state", trim=Trim(2000, EVERYTHING, EVERYTHING)))
     assert [row.turn for row in found] == [2]
@@ -375,7 +377,7 @@ def test_trimmed_turns_are_not_found_as_ended(store: Store) -> None:
     for number in (1, 2, 3):
         store.commit(turn(number, ended=(1, 9), snapshot=b"state"))
     store.commit(turn(4, trim=Trim(before_at=3000, keep_bytes=EVERYTHING, keep_from=EVERYTHING)))
-    assert [row.turn for row in store.ended(5, 0)] == [3]
+    assert [row.turn for row in store.ended(5, 5, 0)] == [3]
 
 
 # ---- room, checks, destruction ----------------------------------------------------------------------------

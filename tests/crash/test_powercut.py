@@ -72,7 +72,7 @@ class Work:
             "chunks": chunks,
             "docs": docs,
             "journal": store.journal(0, 1000),
-            "ended": list(store.ended(7, 0)),
+            "ended": list(store.ended(7, 7, 0)),
         }
 
 

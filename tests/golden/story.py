@@ -57,7 +57,7 @@ def tell(pond: SteppedPond) -> None:
             pond.kill(item, error="no good")
         elif item.id != "own":
             pond.retry(item)
-    pond.ask(Redrive(None, RedriveFilter(error_contains="no good"), letters=True), "dq")
+    pond.ask(Redrive(None, RedriveFilter(error_contains="no good")), "dq")
     pond.run()
     pond.produce(Record(b"to clear", enqueue_at=pond.clock.now() + 90_000))
     pond.ask(Clear([State.SCHEDULED]))

@@ -179,6 +179,7 @@ TAKEN_BY_NAME: Mapping[str, set[str]] = {
     "result": PLAIN_DOCUMENTS,
     "force": {"true", "false"},
     "dry_run": {"true", "false"},
+    "limit": {"huge", "immense"},
 }
 TAKEN: Mapping[tuple[str, str], set[str]] = {
     ("create_queue", "dead_queue"): {"none"},
@@ -228,7 +229,7 @@ FIELDS: list[tuple[str, Callable[[Case, str, Any], Any], str, set[str]]] = [
     *(
         ("item", lambda case, field, value: case.call("produce", items=["x", NewItem(**{field: value})]), field, taken)
         for field, taken in {
-            "payload": {"bytes", *STRINGS},
+            "payload": {"bytes", "bytearray", *STRINGS},
             "id": {"none"},
             "key": {"none", "words", "null"},
             "kind": STRINGS,
@@ -362,6 +363,7 @@ def test_an_unknown_queue_is_not_found(call: str, case: Case) -> None:
 
 BAD_DURATIONS: list[Any] = [
     *(-1, -0.001, "-1s", "1", "s", "1x", "1s 2", "1m-1s", "", " ", "P", "PT", "1e3s", "∞", "NaN", "9" * 200 + "s"),
+    *("１s", "PT１S", ".3s"),
     *("99999w", "P99999W", 10**12, 1e300, timedelta(days=-1), timedelta.max, timedelta(days=3651), datetime.now(UTC)),
 ]
 DURATIONS = [(call, name) for call, name in PARAMETERS if name.endswith(("timeout", "_window", "_retention", "wait"))]
@@ -399,6 +401,27 @@ def test_a_lease_of_no_time_is_refused(case: Case) -> None:
 
 def test_a_wait_over_the_limit_is_refused(case: Case) -> None:
     case.refuses(lambda: case.call("lease", wait="15m1ms"), InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    ("call", "parameter", "value", "told"),
+    [
+        ("lease", "batch", 0, "batch is 0; use 1 to 1000"),
+        ("lease", "batch", "1", "batch is str; give a whole number from 1 to 1000"),
+        ("list_items", "limit", 0, "limit is 0; use 1 to 1000"),
+        ("list_queues", "limit", None, "limit is nothing; give a whole number from 1 to 1000"),
+        ("lease", "wait", "16m", "wait is 960 s; use 0 to 900 s"),
+        ("update_queue", "lease_timeout", 0, "lease_timeout is 0 s; use 0.001 to 315360000 s"),
+    ],
+)
+def test_a_number_out_of_range_is_told_the_range(call: str, parameter: str, value: Any, told: str, case: Case) -> None:
+    assert case.refuses(lambda: case.call(call, **{parameter: value}), InvalidRequest).message == told
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_any_kind_of_bytes_is_a_payload(kind: Callable[[bytes], Any], case: Case) -> None:
+    case.pond.produce("letters", [kind(b"bare"), NewItem(payload=kind(b"within"))])
+    assert [item.payload for item in case.pond.lease("letters", batch=2)] == [b"bare", b"within"]
 
 
 EAST = timezone(timedelta(hours=14))

@@ -21,6 +21,7 @@ import millpond
 from millpond import AsyncPond, LeasedItem, NewItem, Pond
 from millpond.api import Api
 from millpond.clock import ManualClock
+from millpond.embedded import DirectoryLock
 from millpond.errors import Closed, Conflict, InternalError, InvalidRequest, MillpondError, Unavailable
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.requests import Lease
@@ -470,6 +471,16 @@ def test_something_else_in_place_of_our_files_is_refused(name: str, tmp_path: Pa
         millpond.open(tmp_path)
     assert not isinstance(caught.value, InternalError)
     assert "; " in caught.value.message
+
+
+def test_a_forked_child_does_not_keep_the_directory(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    inherited = os.dup(lock._file)  # as a child has it
+    try:
+        lock.release()
+        DirectoryLock(tmp_path).release()
+    finally:
+        os.close(inherited)
 
 
 # ---- commits ----------------------------------------------------------------------------------------------

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import resource
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,10 @@ from millpond.clock import ManualClock
 from millpond.history.format import Event, decode_entry
 from millpond.model import PartitionDefinition, QueueDefinition, QueueSettings
 from millpond.service import manager
-from millpond.service.manager import IDLE_MS
+from millpond.service.manager import IDLE_MS, QueuesManager
 from millpond.store.base import StoreFailed
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
-from tests.service.looks import files_open_below, loaded, threads, until
+from tests.service.looks import files_open_below, loaded, threads, until, until_parked_async
 
 QUEUES = 10_000
 HOUR_MS = 3_600_000
@@ -111,6 +114,165 @@ def test_ten_thousand_queues_are_listed_without_waking_any(tmp_path: Path) -> No
             after = page.next
         assert seen == names
         assert files_open_below(tmp_path / "queues") == []
+
+
+# ---- more queues than files -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def room_for_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (30, 1_000))  # half for the application, three a partition
+
+
+@pytest.mark.usefixtures("room_for_five")
+def test_the_least_recently_used_queues_make_room_for_others(tmp_path: Path, clock: ManualClock) -> None:
+    async def scenario() -> None:
+        async with millpond.open_async(tmp_path, clock=clock) as pond:
+            for number in range(12):
+                clock.advance(1)
+                await pond.create_queue(f"q{number}")
+                await pond.produce(f"q{number}", [f"{number}"])
+                await pond.stats("q0")
+                assert len(files_open_below(tmp_path / "queues")) <= 15
+            assert await loaded(pond) == {"q0", "q8", "q9", "q10", "q11"}
+            await pond.create_queue("wide", partitions=3)
+            await pond.stats("wide")
+            assert await loaded(pond) == {"q0", "q11", "wide"}
+            for number in range(12):
+                assert [item.text for item in await pond.lease(f"q{number}")] == [f"{number}"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("room_for_five")
+def test_many_queues_that_are_asked_at_once_are_all_served(tmp_path: Path, clock: ManualClock) -> None:
+    names = [f"q{number}" for number in range(20)]
+    fill_registry(tmp_path, names)
+
+    async def scenario() -> None:
+        async with millpond.open_async(tmp_path, clock=clock) as pond:
+            await asyncio.gather(*(pond.produce(name, ["x"]) for name in names))
+            stats = await asyncio.gather(*(pond.stats(name) for name in names))
+            assert [one.counts["ready"] for one in stats] == [1] * 20
+            await asyncio.gather(*(pond.clear(name) for name in names))
+            await asyncio.gather(*(pond.delete_queue(name) for name in names))
+            assert (await pond.list_queues()).queues == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("room_for_five")
+def test_busy_queues_stay_beyond_the_limit_until_they_are_idle(tmp_path: Path, clock: ManualClock) -> None:
+    names = [f"q{number}" for number in range(8)]
+    fill_registry(tmp_path, names)
+
+    async def scenario() -> None:
+        async with millpond.open_async(tmp_path, clock=clock) as pond:
+            waiting = [asyncio.create_task(pond.lease(name, wait="15m")) for name in names]
+            for name in names:
+                await until_parked_async(pond, name)
+            pond._manager.sweep()
+            assert await loaded(pond) == set(names)
+            for name in names:
+                await pond.produce(name, ["x"])
+            assert [item.text for items in await asyncio.gather(*waiting) for item in items] == ["x"] * 8
+            pond._manager.sweep()
+
+            async def room() -> bool:
+                return len(await loaded(pond)) == 5
+
+            await until(room)
+
+    asyncio.run(scenario())
+
+
+def test_queues_that_were_awake_in_a_crash_are_woken_a_few_at_a_time(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {f"q{number}" for number in range(20)}
+    crashed = tmp_path / "crashed"
+    woken: list[str] = []
+    together: list[int] = []
+    start = QueuesManager._start
+
+    def spying(queues: QueuesManager, definition: QueueDefinition) -> None:
+        start(queues, definition)
+        woken.append(definition.name)
+        together.append(len(queues._runners))
+
+    async def first() -> None:
+        async with millpond.open_async(tmp_path / "data", clock=clock) as pond:
+            for name in names:
+                await pond.create_queue(name)
+                await pond.stats(name)
+            shutil.copytree(tmp_path / "data", crashed)
+
+    async def second() -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (30, 1_000))
+        monkeypatch.setattr(manager, "WAKES_MAX", 2)
+        monkeypatch.setattr(QueuesManager, "_start", spying)
+        async with millpond.open_async(crashed, clock=clock) as pond:
+
+            async def all_woken() -> bool:
+                return set(woken) == names and not pond._manager._tasks
+
+            await until(all_woken)
+        assert len(woken) == len(names)
+        assert max(together) == 5
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+@pytest.mark.usefixtures("room_for_five")
+def test_queues_that_had_to_make_room_act_in_time(tmp_path: Path, clock: ManualClock) -> None:
+    async def scenario() -> None:
+        async with millpond.open_async(tmp_path, clock=clock) as pond:
+            await pond.create_queue("letters")
+            for number in range(12):
+                await pond.create_queue(f"q{number}", dead_queue="letters", max_attempts=1, lease_timeout="1h")
+                await pond.produce(f"q{number}", [f"{number}"])
+                await pond.lease(f"q{number}")
+            clock.advance(HOUR_MS)
+            for name in list(pond._manager._alarms):
+                pond._manager._ring(name, clock.now())
+            for name in await loaded(pond):
+                await pond.stats(name)
+            letters: set[str] = set()
+            while len(letters) < 12:
+                letters |= {item.text for item in await pond.lease("letters", batch=12, wait="15m")}
+
+    asyncio.run(scenario())
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """This process can open so many files and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        with suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(count):
+            os.close(opened.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("left", range(3))
+def test_who_runs_out_of_files_is_told_to_raise_the_limit(left: int, tmp_path: Path) -> None:
+    store = SqliteStores(tmp_path).open("abcdefgh", 0, "full")
+    store.recover()
+    store.close()
+    with files_left(left), pytest.raises(StoreFailed, match=r"; raise `ulimit -n`, or use fewer queues at a time$"):
+        store.recover()
+    store.recover()
+    store.close()
 
 
 # ---- falling asleep ---------------------------------------------------------------------------------------

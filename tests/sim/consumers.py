@@ -337,7 +337,7 @@ class Consumers:
         if rng.random() < 0.3:
             ids = list({self._an_id(): None for _ in range(self._few(4))})
         rate = rng.choice((None, None, None, 2.0, 50.0))
-        ask = self._ask(asks.REDRIVE, Redrive(ids, chosen, rate, rng.random() < 0.2, letters))
+        ask = self._ask(asks.REDRIVE, Redrive(ids, chosen, rate, rng.random() < 0.2))
         assert isinstance(ask.request, Redrive)
         ask.ids, ask.chosen, ask.letters, ask.dry_run = ids or (), chosen, letters, ask.request.dry_run
         return ask

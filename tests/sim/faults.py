@@ -76,9 +76,9 @@ class FaultyStore:
         self._may_read()
         return self.inner.journal(after, limit)
 
-    def ended(self, number: int, since: int) -> Iterator[JournalRow]:
+    def ended(self, low: int, high: int, since: int) -> Iterator[JournalRow]:
         self._may_read()
-        return self.inner.ended(number, since)
+        return self.inner.ended(low, high, since)
 
     def relieve(self, full: bool) -> bool:
         if full:

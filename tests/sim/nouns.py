@@ -78,13 +78,14 @@ class Grant:
     """One delivery of one item. `over` tells how it ended, `takers` are the requests that may have ended it."""
 
     __slots__ = (
-        "asks", "attempts", "client", "completed_at", "deadline", "deliveries", "docs", "error", "given_up", "in_doubt",
-        "item", "number", "over", "takers", "token", "version",
+        "asks", "attempts", "client", "completed_at", "deadline", "deliveries", "docs", "error", "fencing_token",
+        "given_up", "in_doubt", "item", "number", "over", "takers", "token", "version",
     )  # fmt: skip
 
     def __init__(self, item: Item, number: int, client: Client, deadline: int) -> None:
         self.item = item
         self.number = number
+        self.fencing_token = number
         self.client = client
         self.in_doubt = False  # made by a commit that was said to have failed
         self.given_up = False  # its holder has gone after it was handed out

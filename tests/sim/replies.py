@@ -183,7 +183,7 @@ def _judge_lease(model: Model, ask: Ask) -> None:
     leased: Sequence[LeasedItem] = ask.request.value
     client = ask.client
     assert client is not None
-    by_place = {(grant.item.id, grant.number): grant for grant in client.granted}
+    by_place = {(grant.item.id, grant.fencing_token): grant for grant in client.granted}
     for one in leased:
         grant = by_place.pop((one.id, one.fencing_token), None)
         if grant is None or grant.over == "released":
@@ -377,7 +377,7 @@ def _judge_still(ask: Ask, item: Item, shown: Shown) -> None:
     known = (item.attempts, item.deliveries, item.error, item.reason)
     if told != known or to_ms(shown.expire_deadline) != item.expire_deadline:
         _broken(ask, f"{item} is shown as {told}, but it is {known}")
-    if shown.state == LEASED and (item.lease is None or shown.fencing_token != item.lease.number):
+    if shown.state == LEASED and (item.lease is None or shown.fencing_token != item.lease.fencing_token):
         _broken(ask, f"{item} is shown with the fencing token {shown.fencing_token}")
     if shown.state_version == item.version and shown.state_doc not in item.docs:
         _broken(ask, f"{item} is shown with the document {shown.state_doc}, but it is {item.docs}")

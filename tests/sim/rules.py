@@ -48,6 +48,7 @@ class Partition:
         self.queue = queue
         self.index = index
         self.turn = 0
+        self.fence = 0
         self.at = 0
         self.next_number = 1
         self.items: dict[int, Item] = {}
@@ -81,7 +82,8 @@ class Partition:
         self._makes, self._replaced, self._reported = {}, [], reported
         entry = decode_entry(turn.events)
         produced = [event for event in entry.events if event[0] == Event.PRODUCED]
-        self._arrivals = {number: name for event in produced for name, number, _ in event[6]}
+        self._arrivals = {number: name for event in produced for name, number, *_ in event[6]}
+        self.fence = max([self.fence, *(fence for event in produced for *_, fence in event[6])])
         for event in entry.events:
             JUDGES[event[0]](self, *event[1:])
         if entry.next_number != self.next_number:
@@ -172,12 +174,14 @@ class Partition:
                 self.broken(f"{item} was leased before {head}, which stands before it")
             if item.expire_deadline <= self.at:
                 self.broken(f"{item} was leased at {self.at}, after it expired at {item.expire_deadline}")
-            if self.turn <= item.token_floor:
-                self.broken(f"fencing token {self.turn} of {item} is not above {item.token_floor}")
-            item.token_floor = self.turn
+            token = self.turn + self.fence
+            if token <= item.token_floor:
+                self.broken(f"fencing token {token} of {item} is not above {item.token_floor}")
+            item.token_floor = token
             item.attempts += 1
             item.deliveries += 1
             item.lease = grant = Grant(item, self.turn, holder, deadline)
+            grant.fencing_token = token
             grant.in_doubt = not self._reported
             self._to(item, LEASED)
             self._alarm(deadline, item)
@@ -490,6 +494,7 @@ class Partition:
         source.correlation_id = source.correlation_id or item.record.correlation_id
         self._judge_arrival(item, source)
         item.version, item.docs, item.error = source.version, source.docs, source.error
+        item.token_floor = source.token_floor
         item.reason = item.record.source.reason if item.record.source else None
 
     def _judge_arrival(self, item: Item, source: Item) -> None:
@@ -501,7 +506,9 @@ class Partition:
             self.broken(f"{item} has the correlation id {new.correlation_id}, {source} had {source.correlation_id}")
         home = old.source if source.returns else None
         if home is None:
-            wanted = Source(source.partition.queue.name, source.id, source.attempts, source.reason, old.key)
+            wanted = Source(
+                source.partition.queue.name, source.id, source.attempts, source.reason, old.key, letter=True
+            )
             wanted.max_attempts = old.max_attempts
             if new.source != wanted or new.id is not None or new.key is not None:
                 self.broken(f"{item} came with {new.source}, not {wanted}")

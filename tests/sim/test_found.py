@@ -176,7 +176,7 @@ def test_a_lane_that_was_loaded_again_sends_its_transfers_once() -> None:
 
 def test_a_copy_of_a_transfer_in_a_failed_commit_does_not_come_after_it_was_forgotten() -> None:
     bench = Bench(partitions=2)
-    first, second = (Transfer(name, Record(name), None, 0, {}) for name in (b"first", b"second"))
+    first, second = (Transfer(name, Record(name), None, 0, {}, 0) for name in (b"first", b"second"))
     bench.ask(Arrive("d", 0, [1], [first]), queue="d")
     bench.held.add(("d", 1))
     bench.stores["d", 1].commit_fault = COMMIT_FAILED
@@ -363,7 +363,7 @@ def test_a_completed_dead_letter_is_not_redriven_by_its_id() -> None:
     bench.ask(RetryItems([RetryItem(bench.lease()[0].lease, dead=True)]))
     [letter] = bench.lease(queue="d")
     bench.ask(complete([letter]), queue="d")
-    done = bench.ask(Redrive([letter.id], RedriveFilter(), letters=True), queue="d")
+    done = bench.ask(Redrive([letter.id], RedriveFilter()), queue="d")
     assert (done.matched, done.moved) == (0, 0)
     assert not bench.lease()
 

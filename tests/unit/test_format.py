@@ -24,9 +24,8 @@ from millpond.history.format import (
     encode_records,
     encode_state,
     numbers_of,
-    run_count,
-    run_first,
     run_of,
+    run_span,
     runs_of,
 )
 from millpond.queue.partition import Partition
@@ -41,21 +40,21 @@ def test_runs_hold_the_same_numbers_in_the_same_order(seed: int) -> None:
         numbers += range(first, first + rng.randint(1, 10))
     runs = runs_of(numbers)
     assert list(numbers_of(runs)) == numbers
-    assert sum(map(run_count, runs)) == len(numbers)
+    assert sum(len(run_span(run)) for run in runs) == len(numbers)
 
 
 def test_a_run_is_one_int_of_64_bits() -> None:
     run = run_of(NUMBER_MAX - 1, RUN_MAX)
     assert run < 1 << 64
-    assert (run_first(run), run_count(run)) == (NUMBER_MAX - 1, RUN_MAX)
+    assert run_span(run) == range(NUMBER_MAX - 1, NUMBER_MAX - 1 + RUN_MAX)
     assert runs_of([5]) == [run_of(5, 1)]
     assert runs_of([]) == []
 
 
 def test_a_stretch_longer_than_a_run_is_two_runs() -> None:
     runs = runs_of(range(1, RUN_MAX + 3))
-    assert [run_count(run) for run in runs] == [RUN_MAX, 2]
-    assert [run_first(run) for run in runs] == [1, RUN_MAX + 1]
+    assert [len(run_span(run)) for run in runs] == [RUN_MAX, 2]
+    assert [run_span(run)[0] for run in runs] == [1, RUN_MAX + 1]
 
 
 def test_an_entry_reads_back() -> None:

@@ -59,6 +59,7 @@ class Source(msgspec.Struct, array_like=True, gc=False):
     reason: str | None
     key: str | None = None
     max_attempts: int = -1
+    letter: bool = False  # it came here dead; else it came back and found its id taken
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
@@ -140,12 +141,9 @@ def run_of(first: int, count: int) -> int:
     return first << RUN_BITS | (count - 1)
 
 
-def run_first(run: int) -> int:
-    return run >> RUN_BITS
-
-
-def run_count(run: int) -> int:
-    return (run & (RUN_MAX - 1)) + 1
+def run_span(run: int) -> range:
+    first = run >> RUN_BITS
+    return range(first, first + (run & (RUN_MAX - 1)) + 1)
 
 
 def runs_of(numbers: Iterable[int]) -> list[int]:

@@ -117,7 +117,7 @@ class Reader:
         if count:
             self._chunks[first] = _Chunk(self._row.at, count)
             self._firsts.append(first)
-        arrived = {number for _, number, _ in arrivals}
+        arrived = {arrival[1] for arrival in arrivals}
         records: Sequence[Record | None] = [None] * count if meta is None else decode_meta(meta)
         for number, record in enumerate(records, first):
             state = State.READY

@@ -9,6 +9,16 @@ Records = list[bytes | Record | None]
 BODY_BYTES_MAX = 64 << 20  # a few seconds of full load; beyond that bodies are read back from the store
 
 
+_RECORD_BYTES = 64  # what a payload costs in memory beyond its bytes,
+_FULL_RECORD_BYTES = 400  # and an item with more than a payload
+
+
+def weigh(records: Records, body: int) -> int:
+    """Bytes that a chunk takes in memory, from the size of its packed body."""
+    full = sum(type(record) is Record for record in records)
+    return body + _RECORD_BYTES * len(records) + _FULL_RECORD_BYTES * full
+
+
 class Budget:
     __slots__ = ("left",)
 

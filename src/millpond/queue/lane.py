@@ -8,7 +8,7 @@ tells whether the turn is in it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,9 +22,10 @@ from millpond.history.format import (
     encode_entry,
     encode_meta,
     encode_records,
+    run_span,
 )
 from millpond.model import PartitionDefinition, QueueSettings
-from millpond.queue.bodies import Bodies, Records
+from millpond.queue.bodies import Bodies, Records, weigh
 from millpond.queue.partition import Lease, Partition, document_keys
 from millpond.queue.snapshot import recover_partition, take_snapshot
 from millpond.store.base import Chunk, Store, StoreFailed, StoreFull, Trim, Turn
@@ -101,7 +102,7 @@ class Draft:
         self.records: list[bytes | Record] = []
         self.size = 0
         self.requests: list[tuple[bytes, int, int, bytes | None]] = []
-        self.arrivals: list[tuple[bytes, int, int]] = []
+        self.arrivals: list[tuple[bytes, int, int, int]] = []
         self.names: set[bytes] = set()  # keys, ids, requests and transfers that this turn brings in
         self.completed: list[tuple[Lease, list[int]]] = []  # gathered, to be one event
 
@@ -179,8 +180,8 @@ class TurnJob(Job):
         if draft.chunk_wants or draft.document_wants:
             self._read(store, draft)
             self.documents.update(draft.documents)  # written by this very turn
-        for lookup in draft.lookups:
-            lookup.found = _was_completed(store, lookup)
+        if draft.lookups:
+            _find_completed(store, draft.lookups)
         if self.turn is not None:
             self.issued = True
             store.commit(self.turn)
@@ -190,24 +191,37 @@ class TurnJob(Job):
         if lost := draft.chunk_wants.difference(bodies):
             raise StoreFailed(f"chunk {min(lost)} of partition {self.lane.index} is missing; restore a backup")
         for first, body in bodies.items():
-            self.records[first] = decode_records(body)
-            self.sizes[first] = len(body)
+            self.records[first] = records = decode_records(body)
+            self.sizes[first] = weigh(records, len(body))
 
 
-def _was_completed(store: Store, lookup: Lookup) -> bool:
-    rows = store.ended(lookup.number, lookup.since)
-    return any(completes(decode_entry(row.events).events, lookup.number, lookup.grant) for row in rows)
+def _find_completed(store: Store, lookups: list[Lookup]) -> None:
+    """Read the journal back until all are found, each row once."""
+    wanted: dict[tuple[int, int], list[Lookup]] = {}
+    for lookup in lookups:
+        wanted.setdefault((lookup.number, lookup.grant), []).append(lookup)
+    numbers = {lookup.number for lookup in lookups}
+    for row in store.ended(min(numbers), max(numbers), min(lookup.since for lookup in lookups)):
+        for delivery in _completed(decode_entry(row.events).events, numbers):
+            for lookup in wanted.pop(delivery, ()):
+                lookup.found = True
+        if not wanted:
+            return
+
+
+def _completed(events: Iterable[Sequence[Any]], numbers: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Those of these items that the events completed, with their grants."""
+    for event in events:
+        if event[0] == Event.COMPLETED:
+            for run, grant in zip(event[2][::2], event[2][1::2], strict=True):
+                span = run_span(run)
+                smaller, larger = (span, numbers) if len(span) < len(numbers) else (numbers, span)
+                yield from ((number, grant) for number in smaller if number in larger)
 
 
 def completes(events: Iterable[Sequence[Any]], number: int, grant: int) -> bool:
     """Whether one of these events completed that delivery."""
-    for event in events:
-        if event[0] == Event.COMPLETED:
-            for run, granted in zip(event[2][::2], event[2][1::2], strict=True):
-                first, count = run >> 20, (run & 0xFFFFF) + 1
-                if granted == grant and first <= number < first + count:
-                    return True
-    return False
+    return (number, grant) in _completed(events, {number})
 
 
 class CloseJob(Job):
@@ -299,7 +313,7 @@ class Lane:
             body = encode_records(records)
             draft.chunks.append(Chunk(first, len(piece), body))
             draft.pinned[first] = records
-            self.bodies.offer(first, records, len(body))
+            self.bodies.offer(first, records, weigh(records, len(body)))
             first += len(piece)
         draft.records, draft.size, draft.requests, draft.arrivals = [], 0, [], []
 

@@ -211,7 +211,9 @@ def leased_items(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> li
         first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
         for chunk, low, high, created in partition.chunks.pieces(first, count):
             records = job.records[chunk][low - chunk : high - chunk]
-            grant = ChunkGrant(partition.incarnation, lane.index, partition.turn, created, deadline, partition.mint)
+            grant = ChunkGrant(
+                partition.incarnation, lane.index, partition.turn, created, deadline, partition.fence, partition.mint
+            )
             items += [
                 LeasedItem(record, number, grant)
                 if type(record) is bytes and number not in tries and number not in documents
@@ -234,7 +236,7 @@ def _leased_item(lane: Lane, job: TurnJob, number: int, grant: ChunkGrant) -> Le
         correlation_id=record.correlation_id or mint.correlation_id(number, created),
         attempts=partition.attempts(number) + 1,
         deliveries=partition.deliveries(number) + 1,
-        fencing_token=partition.turn,
+        fencing_token=partition.fence + partition.turn,
         lease_deadline=to_datetime(grant.deadline),
         created_at=to_datetime(created),
         kind=record.kind,

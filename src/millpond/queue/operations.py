@@ -237,7 +237,7 @@ def _show(queue: QueueState, lane: Lane, job: TurnJob, seen: Seen) -> Item:
         expire_deadline=to_datetime(seen.expire_deadline),
         attempts=seen.attempts,
         deliveries=seen.deliveries,
-        fencing_token=lease.grant if lease else 0,
+        fencing_token=lease.fencing_token if lease else 0,
         max_attempts=queue.settings.max_attempts if seen.max_attempts is None else seen.max_attempts,
         key=record.key,
         kind=record.kind,
@@ -435,7 +435,7 @@ def _redrive_page(
 ) -> tuple[list[int], dict[int, Seen]]:
     if numbers is not None:
         return numbers, _look(lane, numbers)
-    states = _LETTERS if request.letters else (State.DEAD,)
+    states = _LETTERS if lane.partition.totals.get("letters") else (State.DEAD,)
     limit = _redrive_batch(request)
     numbers = sorted(n for state in states for n in lane.partition.numbers_in(state, after, limit))[:limit]
     return numbers, _look(lane, [n for n in numbers if n not in lane.partition.moving])
@@ -448,7 +448,8 @@ def _matching(
     chosen: dict[str | None, list[int]] = defaultdict(list)
     for number, one in seen.items():
         item, state = _show(queue, lane, job, one), one.state
-        letter = request.letters and item.source_queue is not None
+        source = one.record(job).source
+        letter = source is not None and source.letter
         if number in lane.partition.moving or state not in (_LETTERS if letter else (State.DEAD,)):
             if request.ids is not None:
                 done.errors[item.id] = _info(Conflict(f"item {item.id!r} is {state}; only a dead one can be redriven"))

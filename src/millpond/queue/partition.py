@@ -58,6 +58,11 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     client: str
     grant: int
     deadline: int
+    fence: int
+
+    @property
+    def fencing_token(self) -> int:
+        return self.fence + self.grant
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
@@ -76,6 +81,7 @@ class Partition:
         self.dedup_window = dedup_window
         self.turn = 0  # the last turn that is in this state
         self.at = 0  # the instant of that turn: the high-water mark of time
+        self.fence = 0  # added to a grant for its fencing token, so that it grows for items that come from elsewhere
         self.next_number = 1
         self.chunks = Chunks()
         self.ready = Ready()
@@ -158,8 +164,9 @@ class Partition:
                 else:
                     self._place(number, record)
         self.on_remembered(requests)
-        for name, number, documents in arrivals:
+        for name, number, documents, fence in arrivals:
             self.dedup.arrivals[name] = number
+            self.fence = max(self.fence, fence)
             if documents:
                 self.documents[number] = documents
 
@@ -169,7 +176,7 @@ class Partition:
             self.dedup.requests.put(name, Request(self.at, first, count, reply), self.dedup_window)
 
     def on_leased(self, client: str, deadline: int, runs: Sequence[int]) -> None:
-        lease = Lease(client, self.turn, deadline)
+        lease = Lease(client, self.turn, deadline, self.fence)
         for run in runs:
             first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
             self.ready.remove(self.priorities.get(first, 0), run)
@@ -229,7 +236,7 @@ class Partition:
                 lease = self.leased[number]
                 grant = (lease.client, lease.grant)
                 if grant not in renewed:
-                    renewed[grant] = Lease(lease.client, lease.grant, deadline)
+                    renewed[grant] = Lease(lease.client, lease.grant, deadline, lease.fence)
                 self.leased[number] = renewed[grant]
             self.lease_timers.push(deadline, run)
 
@@ -309,11 +316,12 @@ class Partition:
             self._end(number, 1, moved=True)
         self.confirming.update(dict.fromkeys(names, target))
 
-    def on_kept(self, numbers: Sequence[int], reason: int) -> None:
-        """A move without a target any more: they stay, dead."""
+    def on_kept(self, numbers: Sequence[int]) -> None:
+        """A move without a target any more: the dead stay dead, a letter on its way back stays a letter."""
         for number in numbers:
             del self.moving[number]
-            self.dead.setdefault(number, self.at << 8 | reason)
+            if number not in self.dead:
+                self.ready.push(self.priorities.get(number, 0), number, 1)
 
     def on_forgotten(self, names: Sequence[bytes]) -> None:
         """The target no longer remembers these transfers, so neither need we."""
@@ -337,6 +345,8 @@ class Partition:
             self.expiry_timers.push(record.expire_deadline, run_of(number, 1))
         if record.id is not None or record.key is not None:
             self.dedup.add(number, record.id, record.key, record.correlation_id)
+        if record.source is not None and record.source.letter:
+            self._count("letters", 1)
         if record.enqueue_at:
             self._wait(number, record.enqueue_at, retrying=False)
         else:

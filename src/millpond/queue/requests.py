@@ -210,9 +210,9 @@ class Clear(Request):
 
 
 class Redrive(Request):
-    """Reply: Redriven. `rate` is items a second, None as fast as it goes; `letters`: this is a dead queue."""
+    """Reply: Redriven. `rate` is items a second, None as fast as it goes."""
 
-    __slots__ = ("dry_run", "filter", "ids", "letters", "rate")
+    __slots__ = ("dry_run", "filter", "ids", "rate")
 
     def __init__(
         self,
@@ -220,10 +220,8 @@ class Redrive(Request):
         chosen: RedriveFilter,
         rate: float | None = None,
         dry_run: bool = False,
-        letters: bool = False,
     ) -> None:
         super().__init__()
-        self.letters = letters
         self.ids = ids
         self.filter = chosen
         self.rate = rate
@@ -244,6 +242,7 @@ class Transfer(msgspec.Struct, gc=False):
     wanted_id: str | None
     documents: int
     parts: dict[int, bytes]
+    fence: int  # no fencing token of the item was above this
 
 
 class Arrive(Request):

@@ -21,9 +21,10 @@ class Snapshot(msgspec.Struct, array_like=True):
     version: int
     at: int
     next_number: int
+    fence: int
     chunks: tuple[bytes, ...]
     ready: dict[int, list[int]]
-    leased: list[tuple[str, int, int, list[int]]]
+    leased: list[tuple[str, int, int, int, list[int]]]
     waiting: dict[int, int]
     tries: dict[int, int]
     priorities: dict[int, int]
@@ -63,9 +64,10 @@ def take_snapshot(partition: Partition) -> bytes:
             version=SNAPSHOT_VERSION,
             at=partition.at,
             next_number=partition.next_number,
+            fence=partition.fence,
             chunks=partition.chunks.dump(),
             ready=partition.ready.runs(),
-            leased=[(one.client, one.grant, one.deadline, runs_of(numbers)) for one, numbers in leased],
+            leased=[(one.client, one.grant, one.deadline, one.fence, runs_of(numbers)) for one, numbers in leased],
             waiting={number: entry >> 64 << 1 | entry & 1 for number, entry in partition.waiting.items()},
             tries=partition.tries,
             priorities=partition.priorities,
@@ -93,10 +95,11 @@ def _restore(partition: Partition, snapshot: Snapshot) -> None:
         raise ValueError(f"snapshot of version {snapshot.version}; this millpond reads up to {SNAPSHOT_VERSION}")
     partition.at = snapshot.at
     partition.next_number = snapshot.next_number
+    partition.fence = snapshot.fence
     partition.chunks = Chunks.load(snapshot.chunks)
     partition.ready = Ready.from_runs(snapshot.ready)
-    for client, grant, deadline, runs in snapshot.leased:
-        partition.leased.update(dict.fromkeys(numbers_of(runs), Lease(client, grant, deadline)))
+    for client, grant, deadline, fence, runs in snapshot.leased:
+        partition.leased.update(dict.fromkeys(numbers_of(runs), Lease(client, grant, deadline, fence)))
         for run in runs:
             partition.lease_timers.push(deadline, run)
     for target, redrive, turn, runs in snapshot.moving:

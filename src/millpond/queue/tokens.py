@@ -66,6 +66,7 @@ class ChunkGrant(msgspec.Struct, gc=False):
     turn: int
     created: int
     deadline: int
+    fence: int
     mint: Mint
 
     def token(self, number: int) -> str:
@@ -80,7 +81,7 @@ class ChunkGrant(msgspec.Struct, gc=False):
             correlation_id=mint.correlation_id(number, self.created),
             attempts=1,
             deliveries=1,
-            fencing_token=self.turn,
+            fencing_token=self.fence + self.turn,
             lease_deadline=to_datetime(self.deadline),
             created_at=to_datetime(self.created),
         )

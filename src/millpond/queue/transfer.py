@@ -14,7 +14,6 @@ import msgspec
 
 from millpond.errors import MillpondError, NotFound
 from millpond.history.format import Event, Record, Source
-from millpond.model import DeadReason
 from millpond.queue.dedup import id_digest, key_digest, transfer_digest
 from millpond.queue.lane import NEVER, Lane, Part, TurnJob
 from millpond.queue.names import Held, id_taken, key_taken, names_of
@@ -47,7 +46,7 @@ def send_transfers(queue: QueueState, lane: Lane, now: int) -> None:
                 lane.want_documents(number)
             lane.draft.parts.append(SendPart(queue, target, batch))
         else:
-            partition.change(Event.KEPT, batch, REASONS.index(DeadReason.REJECTED))
+            partition.change(Event.KEPT, batch)
     if len(partition.confirming) > len(lane.confirming):
         for target in set(partition.confirming.values()):
             names = [n for n, to in partition.confirming.items() if to == target and n not in lane.confirming]
@@ -114,9 +113,10 @@ def _transfer(queue: QueueState, lane: Lane, job: TurnJob, number: int) -> Trans
         moved = _copy(record, correlation_id, None, -1)
         reason = REASONS[partition.dead[number] & 0xFF]
         attempts = partition.attempts(number)
-        moved.source = Source(queue.definition.name, item_id, attempts, reason, record.key, record.max_attempts)
+        moved.source = Source(queue.definition.name, item_id, attempts, reason, record.key, record.max_attempts, True)
     name = transfer_digest(partition.incarnation, partition.index, number, move.turn)
-    return Transfer(name, moved, wanted, partition.documents.get(number, 0), parts)
+    fence = partition.fence + partition.turn
+    return Transfer(name, moved, wanted, partition.documents.get(number, 0), parts, fence)
 
 
 def _copy(record: Record, correlation_id: str, key: str | None, max_attempts: int) -> Record:
@@ -271,7 +271,7 @@ def _take_in(queue: QueueState, lane: Lane, transfers: list[Transfer], now: int)
     for number, transfer in enumerate(transfers, first):
         for part, document in transfer.parts.items():
             lane.draft.documents[number << 2 | part] = document
-        lane.draft.arrivals.append((transfer.name, number, transfer.documents))
+        lane.draft.arrivals.append((transfer.name, number, transfer.documents, transfer.fence))
         lane.draft.names.add(transfer.name)
 
 

@@ -233,7 +233,6 @@ class Service:
             validate.redrive_filter(filter),
             validate.rate(rate),
             validate.boolean(dry_run, "dry_run"),
-            letters=self._manager.is_dead_queue(validate.queue_name(queue)),
         )
         redriven: Redriven = await self._ask(queue, request)
         return redriven

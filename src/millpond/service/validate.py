@@ -396,11 +396,9 @@ def states(value: Any, name: str = "states") -> list[State]:
 
 def list_limit(value: Any) -> int:
     """More than a page can hold is asked for by those who want all they can get."""
-    return (
-        LIST_LIMIT_MAX
-        if isinstance(value, int) and value > LIST_LIMIT_MAX
-        else integer(value, "limit", 1, LIST_LIMIT_MAX)
-    )
+    if isinstance(value, int) and value > LIST_LIMIT_MAX:
+        return LIST_LIMIT_MAX
+    return integer(value, "limit", 1, LIST_LIMIT_MAX)
 
 
 def cursor(value: Any) -> tuple[int, int]:

@@ -105,8 +105,8 @@ class Store(Protocol):
         """Rows with `turn > after`, in order: what history reads."""
         ...
 
-    def ended(self, number: int, since: int) -> Iterator[JournalRow]:
-        """Rows with `at >= since` whose `ended` span holds `number`, the newest first."""
+    def ended(self, low: int, high: int, since: int) -> Iterator[JournalRow]:
+        """Rows with `at >= since` whose `ended` span holds a number from `low` to `high`, the newest first."""
         ...
 
     def relieve(self, full: bool) -> bool:

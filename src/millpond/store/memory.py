@@ -152,13 +152,13 @@ class MemoryStore:
         start = max(after + 1, contents.oldest)
         return [contents.journal[turn].row for turn in range(start, min(start + limit, contents.last_turn + 1))]
 
-    def ended(self, number: int, since: int) -> Iterator[JournalRow]:
+    def ended(self, low: int, high: int, since: int) -> Iterator[JournalRow]:
         contents = self._open_contents()
         for turn in range(contents.last_turn, contents.oldest - 1, -1):
             entry = contents.journal.get(turn)
             if entry is None or entry.row.at < since:
                 return
-            if entry.ended is not None and entry.ended[0] <= number <= entry.ended[1]:
+            if entry.ended is not None and entry.ended[0] <= high and low <= entry.ended[1]:
                 yield entry.row
 
     def relieve(self, full: bool) -> bool:

@@ -240,11 +240,11 @@ class SqliteStore:
         with self._failing():
             return journal_rows(connection.execute(SQL["journal_page"], (after, limit)))
 
-    def ended(self, number: int, since: int) -> Iterator[JournalRow]:
+    def ended(self, low: int, high: int, since: int) -> Iterator[JournalRow]:
         """No statement stays open between rows: it would keep the log from being reused."""
         connection = self._open_connection()
         with self._failing():
-            turns = connection.execute(SQL["journal_ended"], (since, number)).fetchall()
+            turns = connection.execute(SQL["journal_ended"], (since, low, high)).fetchall()
         for turn in turns:
             with self._failing():
                 rows = journal_rows(self._open_connection().execute(SQL["journal_row"], turn))

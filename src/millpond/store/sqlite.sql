@@ -99,9 +99,9 @@ SELECT coalesce((SELECT total FROM journal ORDER BY turn DESC LIMIT 1), 0);
 SELECT max(coalesce((SELECT max(turn) FROM journal), 0), coalesce((SELECT turn FROM snapshot), 0));
 
 -- name: journal_ended
--- Turns since an instant that may have ended an item, the newest first; read from the index alone.
+-- Turns since an instant that may have ended items of a span, the newest first; read from the index alone.
 SELECT turn FROM journal INDEXED BY journal_ended
-    WHERE ended_lo IS NOT NULL AND at >= ?1 AND ended_lo <= ?2 AND ended_hi >= ?2 ORDER BY at DESC, turn DESC;
+    WHERE ended_lo IS NOT NULL AND at >= ?1 AND ended_lo <= ?3 AND ended_hi >= ?2 ORDER BY at DESC, turn DESC;
 
 -- name: read_chunks
 -- Bodies of the chunks in a JSON array.
