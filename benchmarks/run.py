@@ -253,6 +253,7 @@ def summary(values: Sequence[float], digits: int = 1) -> dict[str, float]:
 def run(bench: Bench) -> dict[str, Any]:
     plan = bench.plan
     found: dict[str, Any] = {}
+    os.sync()  # else what others wrote before is written out while the first rounds wait for the disk
     sides: tuple[str, ...] = ("floor", "raw", "engine", "tokens")
     found["empty"] = measure_rates(bench, sides, from_empty)
     print_rates("From an empty queue, durable: items/s", found["empty"], sides)

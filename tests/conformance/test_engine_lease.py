@@ -398,3 +398,18 @@ def test_a_lease_of_more_than_there_is_takes_what_there_is(pond: SteppedPond, ba
     pond.produce(*numbered(500))
     assert len(pond.lease(batch)) == batch
     assert len(pond.lease(1_000)) == (1_000 if batch == 1 else 500)
+
+
+def test_leases_whose_callers_went_together_give_their_items_back_in_the_old_order(pond: SteppedPond) -> None:
+    for number in range(9):
+        pond.produce(b"%d" % number)
+    queue, leases = pond.queues["q"], [Lease(3) for _ in range(3)]
+    for lease in leases[:2]:
+        queue.submit(lease, pond.clock.now())
+    pond.run()
+    queue.submit(leases[2], pond.clock.now())
+    pond.run()
+    for lease in leases:
+        queue.withdraw(lease)
+    pond.run()
+    assert payloads(pond.lease(9)) == [b"%d" % number for number in range(9)]

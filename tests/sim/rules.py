@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import count, takewhile
+from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from millpond.history.format import Event, Record, Source, decode_entry, decode_records, numbers_of
@@ -244,7 +244,7 @@ class Partition:
             self._to(item, READY)
 
     def released(self, runs: Sequence[int]) -> None:
-        """Back to the head, behind older items that stand there, the attempt given back: its holder never saw it."""
+        """Back to the head, the attempt given back, because its holder never saw it."""
         front: dict[int, dict[int, Item]] = {}
         for number in numbers_of(runs):
             grant = self._held(number)
@@ -255,12 +255,8 @@ class Partition:
             self._to(grant.item, READY)
             front.setdefault(grant.item.priority, {})[number] = grant.item
         for priority, items in front.items():
-            line = [number for number in self.ready[priority] if number not in items]
-            for number in sorted(items):
-                place = sum(1 for _ in takewhile(number.__gt__, line))
-                line.insert(place, number)
-            both = self.ready[priority] | items
-            self.ready[priority] = {number: both[number] for number in line}
+            others = {n: item for n, item in self.ready[priority].items() if n not in items}
+            self.ready[priority] = items | others
 
     def extended(self, deadline: int, runs: Sequence[int]) -> None:
         for number in numbers_of(runs):
@@ -328,7 +324,7 @@ class Partition:
                 self.broken(f"{item} was cancelled as {state}")
             if item.lease is not None:
                 grant = item.lease
-                over = self._has_left(grant) or self._let_go(grant) or self._askers(grant, RETRY)
+                over = self._let_go(grant) or self._has_left(grant) or self._askers(grant, RETRY)
                 if not item.cancel_asked or not over:
                     self.broken(f"{item} was cancelled in the middle of its lease")
                 grant.takers += self._askers(grant, RETRY)

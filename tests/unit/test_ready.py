@@ -16,21 +16,8 @@ class Lists:
     def __init__(self) -> None:
         self.queues: dict[int, list[int]] = {}
 
-    def return_to_head(self, priority: int, number: int, ready: Ready) -> None:
-        """Its place depends on how the runs lie: only that it is there, and at the head of what is younger."""
-        ready.push_front(priority, number, 1)
-        queue = in_order_of(ready, priority)
-        place = queue.index(number)
-        assert [one for one in queue if one != number] == self.queues.get(priority, [])
-        assert all(one < number for one in queue[:place]) or place == 0
-        self.queues[priority] = queue
-
     def items(self) -> list[int]:
         return [number for priority in sorted(self.queues) for number in self.queues[priority]]
-
-
-def in_order_of(ready: Ready, priority: int) -> list[int]:
-    return list(numbers_of(ready.runs().get(priority, [])))
 
 
 def in_order(ready: Ready) -> list[int]:
@@ -67,7 +54,8 @@ def test_ready_is_a_list_a_priority(seed: int) -> None:
                 ready.push(priority, number, 1)
                 plain.queues[priority].append(number)
             else:
-                plain.return_to_head(priority, number, ready)
+                ready.push_front(priority, number, 1)
+                plain.queues[priority].insert(0, number)
         expected = plain.items()
         assert ready.count == len(expected)
         assert sorted(ready.heads()) == sorted(queue[0] for queue in plain.queues.values() if queue)
@@ -120,11 +108,3 @@ def test_removals_from_the_middle_do_not_look_at_the_whole_queue() -> None:
         ready.remove(0, run_of(number, 1))
     assert ready.count == 100_000
     assert list(numbers_of(ready.peek(3))) == [1, 4, 7]
-
-
-def test_runs_that_come_back_one_after_the_other_stand_in_their_old_order() -> None:
-    ready = Ready()
-    ready.push(0, 11, 5)
-    ready.push_front(0, 1, 5)
-    ready.push_front(0, 6, 5)
-    assert list(numbers_of(ready.peek(15))) == list(range(1, 16))

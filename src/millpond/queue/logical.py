@@ -21,7 +21,7 @@ from millpond.model import REQUEST_TIMEOUT_MS, QueueDefinition
 from millpond.queue.compaction import compact
 from millpond.queue.holders import TokenPart, assign_tokens, seal_completes
 from millpond.queue.lane import NEVER, CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
-from millpond.queue.lease import assign_leases, give_back
+from millpond.queue.lease import ReleasePart, assign_leases, give_back
 from millpond.queue.lifecycle import next_wake, run_lifecycle, shed_stale
 from millpond.queue.operations import answer_stats, start_operation
 from millpond.queue.produce import assign_produces
@@ -162,6 +162,10 @@ class LogicalQueue:
     def _apply_parts(self, lane: Lane, now: int) -> None:
         """What others asked of this lane. Completes gather until something else may look at what they end."""
         parts, lane.waiting = lane.waiting, []
+        releases = [part for part in parts if isinstance(part, ReleasePart)]
+        if len(releases) > 1:  # the newest goes back to the head first, so that all stand there in their old order
+            others = [part for part in parts if not isinstance(part, ReleasePart)]
+            parts = [*others, *sorted(releases, key=lambda part: part.place, reverse=True)]
         for part in parts:
             if not isinstance(part, TokenPart):
                 seal_completes(self.state, lane, now)

@@ -39,14 +39,9 @@ class Ready:
         queue.append(first << RUN_BITS | (count - 1))
 
     def push_front(self, priority: int, first: int, count: int) -> None:
-        """Back to the head, behind older items that stand there."""
         self._forget_gone(first, count)
         self.count += count
-        queue = self._queue(priority)
-        place = 0
-        while place < len(queue) and queue[place] >> RUN_BITS < first:
-            place += 1
-        queue.insert(place, first << RUN_BITS | (count - 1))
+        self._queue(priority).appendleft(first << RUN_BITS | (count - 1))
 
     def head_priority(self) -> int | None:
         while self._priorities:
