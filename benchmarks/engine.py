@@ -55,10 +55,16 @@ async def cycle(
     batch: int,
     seconds: float,
     items_max: int | None = None,
+    producers: int = 1,
     tokens: bool = False,
     crash: bool = False,
 ) -> dict[str, Any]:
-    """produce -> lease -> complete of `batch` items, finished items a second. `crash`: die in the middle of it."""
+    """produce -> lease -> complete of `batch` items, finished items a second. `crash`: die in the middle of it.
+
+    There are two consumers a producer: while one completes, the other leases. With one producer a turn holds one
+    batch of each kind, as raw's does, and the loop, the commit and the callers wait for each other; with more, turns
+    gather several batches while a commit is under way, as they do on a busy queue.
+    """
     async with opened(path) as pond:
         meter = Meter(seconds, items_max)
         bodies = payloads(batch)
@@ -76,7 +82,7 @@ async def cycle(
                 if crash and meter.is_done():
                     os.kill(os.getpid(), signal.SIGKILL)
 
-        await asyncio.gather(producer(), consumer(), consumer())
+        await asyncio.gather(*(producer() for _ in range(producers)), *(consumer() for _ in range(2 * producers)))
         return meter.result()
 
 

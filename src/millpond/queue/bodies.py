@@ -15,7 +15,7 @@ _FULL_RECORD_BYTES = 400  # and an item with more than a payload
 
 def weigh(records: Records, body: int) -> int:
     """Bytes that a chunk takes in memory, from the size of its packed body."""
-    full = sum(type(record) is Record for record in records)
+    full = list(map(type, records)).count(Record)
     return body + _RECORD_BYTES * len(records) + _FULL_RECORD_BYTES * full
 
 

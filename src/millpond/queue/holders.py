@@ -238,6 +238,10 @@ def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> list[tuple[Grant,
     """Items by the grant they share; None if they are not all items of one lane."""
     if set(map(type, leases)) != {LeasedItem}:
         return None
+    first = leases[0].grant  # type: ignore[union-attr]
+    together = [item.number for item in leases if item.grant is first]  # type: ignore[union-attr]
+    if first is not None and len(together) == len(leases):
+        return [(first, together)] if first.incarnation == queue.incarnation else None
     groups: dict[int, tuple[Grant, list[int]]] = {}
     for item in leases:
         grant = item.grant  # type: ignore[union-attr]
