@@ -29,7 +29,8 @@ help: ## list the targets
 demo: $(READY) ## see a queue at work, in a minute
 	$(BIN)/python -m millpond.demo
 
-test: lint types ## everything that CI checks: lint, types, all tests, the simulator in its CI size
+test: lint types ## everything that CI checks: lint, types, the simulator in its CI size, all tests
+	$(BIN)/python -m tests.sim.run --seed 1 --seeds 1000 --pairs-min 100
 	$(BIN)/python -m pytest -n $(JOBS)
 
 test-fast: $(READY) ## the tests that are not slow, in under 90 seconds

@@ -87,6 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, help="seeds; default: as many as the operations need")
     parser.add_argument("--each", type=int, default=OPS_EACH, help="operations of a seed")
+    parser.add_argument("--pairs-min", type=int, default=0, help="fail if a request met a fault less often than this")
     parser.add_argument("--jobs", type=int, help="processes; default: as many as there are cores")
     options = parser.parse_args(arguments)
     seeds = options.seeds
@@ -95,9 +96,9 @@ def main(arguments: list[str] | None = None) -> int:
     summary = simulate(options.seed, seeds, options.each, options.jobs)
     print(summary.pairs.table())
     (kind, fault), count = summary.pairs.rarest()
-    print(f"rarest pair: {kind} with {fault}, {count} times")
+    print(f"rarest pair: {kind} with {fault}, {count} times; at least {options.pairs_min} wanted")
     print(summary.line())
-    return 1 if summary.violations else 0
+    return 1 if summary.violations or count < options.pairs_min else 0
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ _RECORD_BYTES = 64  # what a payload costs in memory beyond its bytes,
 _FULL_RECORD_BYTES = 400  # and an item with more than a payload
 
 
-def weigh(records: Records, body: int) -> int:
-    """Bytes that a chunk takes in memory, from the size of its packed body."""
-    full = list(map(type, records)).count(Record)
+def weigh(records: Records, body: int, *, plain: bool = False) -> int:
+    """Bytes that a chunk takes in memory, from the size of its packed body. `plain`: nothing but payloads in it."""
+    full = 0 if plain else list(map(type, records)).count(Record)
     return body + _RECORD_BYTES * len(records) + _FULL_RECORD_BYTES * full
 
 

@@ -313,7 +313,7 @@ class Lane:
             body = encode_records(records)
             draft.chunks.append(Chunk(first, len(piece), body))
             draft.pinned[first] = records
-            self.bodies.offer(first, records, weigh(records, len(body)))
+            self.bodies.offer(first, records, weigh(records, len(body), plain=meta is None))
             first += len(piece)
         draft.records, draft.size, draft.requests, draft.arrivals = [], 0, [], []
 

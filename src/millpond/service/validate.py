@@ -183,6 +183,9 @@ def new_items(items: Items, clock: Callable[[], int]) -> tuple[list[bytes | Reco
     _batch(len(items), "items", PRODUCE_BATCH_MAX)
     if set(map(type, items)) == {bytes}:
         records: list[bytes | Record] = list(items)  # type: ignore[arg-type]
+        total = sum(map(len, records))  # type: ignore[arg-type]
+        if total <= PAYLOAD_BYTES_MAX:  # so is each of them
+            return records, total, False
         sizes, named = list(map(len, records)), False  # type: ignore[arg-type]
     else:
         now = clock()
