@@ -17,6 +17,8 @@ from millpond import MillpondError, NewItem, Pond, Retry
 from millpond.clock import ManualClock
 from millpond.errors import Conflict, InvalidRequest, NotFound, QueueExists, QueueInUse
 from millpond.model import LIST_LIMIT_MAX, QueueInfo
+from millpond.queue.requests import Arrive, Forget
+from millpond.queue.runner import Runner
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
 from tests.service.looks import files_open_below, picture, until_parked, until_parked_async
 
@@ -595,3 +597,40 @@ def test_what_is_not_ours_is_left_alone_at_open(tmp_path: Path, reopen: Callable
     assert [queue.name for queue in reopen().list_queues().queues] == ["q"]
     assert all((folder / "0.db").read_text() == "mine" for folder in strangers)
     assert (tmp_path / "queues" / ".DS_Store").exists()
+
+
+def test_messages_from_one_queue_to_another_stay_in_order_whatever_wakes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> list[str]:
+        async with millpond.open_async(tmp_path) as pond:
+            await pond.create_queue("dead")
+            await pond.create_queue("q", dead_queue="dead")
+            manager, order, gate, both = pond._manager, list[str](), asyncio.Event(), asyncio.Event()
+            sender, target = await manager.runner("q"), await manager.runner("dead")
+            calls = 0
+
+            async def slow_at_first(name: str) -> Runner:
+                nonlocal calls
+                calls += 1
+                if calls == 1:
+                    await gate.wait()
+                return target
+
+            def accept(request: Arrive | Forget, settle: Callable[[Any], None]) -> None:
+                order.append(type(request).__name__)
+                if len(order) == 2:
+                    both.set()
+
+            monkeypatch.setattr(manager, "runner", slow_at_first)
+            monkeypatch.setattr(target, "accept", accept)
+            manager._send(sender, Arrive("dead", 0, [], []))
+            manager._send(sender, Forget("dead", 0, []))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert order == []
+            gate.set()
+            await both.wait()
+            return order
+
+    assert asyncio.run(main()) == ["Arrive", "Forget"]

@@ -119,6 +119,7 @@ class QueuesManager:
         self._settling: dict[str, asyncio.Task[Any]] = {}  # queues that are being loaded or unloaded
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._lines: dict[tuple[str, str], asyncio.Task[None]] = {}  # the last message from one queue to another
         self._changes = asyncio.Lock()  # one change to the registry at a time
         self._waking = asyncio.Semaphore(WAKES_MAX)
         self._registry_thread: RegistryThread | None = None
@@ -528,9 +529,14 @@ class QueuesManager:
     # ---- between queues -----------------------------------------------------------------------------------
 
     def _send(self, sender: Runner, request: Arrive | Forget) -> None:
-        self._spawn(self._forward(sender, request))
+        """In order from one queue to another: what is to be forgotten must not overtake a copy of it."""
+        line = (sender.queue.state.definition.name, request.target)
+        task = self._lines[line] = self._spawn(self._forward(sender, request, self._lines.get(line)))
+        task.add_done_callback(lambda done: self._lines.pop(line) if self._lines.get(line) is done else None)
 
-    async def _forward(self, sender: Runner, request: Arrive | Forget) -> None:
+    async def _forward(self, sender: Runner, request: Arrive | Forget, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
         try:
             runner = await self.runner(request.target)
         except MillpondError as error:
