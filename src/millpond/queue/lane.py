@@ -453,8 +453,7 @@ def _ended_span(events: list[tuple[int, ...]]) -> tuple[int, int] | None:
     for event in events:
         if event[0] == Event.COMPLETED:
             for run in event[2][::2]:  # type: ignore[index]
-                first = run >> 20
-                last = first + (run & 0xFFFFF)
-                low = first if low < 0 else min(low, first)
-                high = max(high, last)
+                span = run_span(run)
+                low = span[0] if low < 0 else min(low, span[0])
+                high = max(high, span[-1])
     return None if low < 0 else (low, high)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millpond.history.format import Event, numbers_of, run_of, runs_of
+from millpond.history.format import RUN_BITS, Event, numbers_of, run_of, run_span, runs_of
 from millpond.model import DeadReason, State
 from millpond.queue.lane import Lane
 from millpond.queue.partition import DELETE, KEEP, MOVE, REASONS, Partition
@@ -108,7 +108,7 @@ def _wake_due(lane: Lane, now: int) -> None:
     waiting = partition.waiting
     due: list[int] = []
     for run in partition.due_timers.pop_due(now):
-        number = run >> 20
+        number = run >> RUN_BITS
         if number in waiting and waiting[number] >> 64 <= now:
             due.append(number)
     if due:  # an entry may have been left by an earlier wait of the same item: the order is that of the last
@@ -172,7 +172,7 @@ def bury(
     if settings.dead_queue is not None:
         fate, target = MOVE, settings.dead_queue
     lane.partition.change(Event.DIED, REASONS.index(reason), str(state), list(runs), fate, target, error)
-    queue.rates.count("dead", sum((run & 0xFFFFF) + 1 for run in runs), now)
+    queue.rates.count("dead", sum(len(run_span(run)) for run in runs), now)
 
 
 def kept_until(queue: QueueState, now: int) -> int:

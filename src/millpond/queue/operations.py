@@ -7,6 +7,7 @@ lane's next turn and brings back its value and the turn's reads; an int sleeps u
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from millpond.errors import Conflict, MillpondError, NotFound, OutcomeUnknown, Unavailable
-from millpond.history.format import Event, Record, decode_state, runs_of
+from millpond.history.format import Event, Record, decode_state, run_span, runs_of
 from millpond.model import (
     ErrorInfo,
     Item,
@@ -376,11 +377,11 @@ def _clear_in(lane: Lane, states: Iterable[State]) -> dict[str, int]:
         if state == State.READY:
             runs = [run for queue in partition.ready.runs().values() for run in queue]
         else:
-            numbers = partition.numbers_in(state, 0, 1 << 62)
+            numbers = partition.numbers_in(state, 0, sys.maxsize)
             runs = runs_of(number for number in numbers if number not in partition.moving)
         if runs:
             partition.change(Event.CLEARED, str(state), runs)
-        counts[str(state)] = sum((run & 0xFFFFF) + 1 for run in runs)
+        counts[str(state)] = sum(len(run_span(run)) for run in runs)
     return counts
 
 
