@@ -104,12 +104,17 @@ def _restore(partition: Partition, snapshot: Snapshot) -> None:
             partition.lease_timers.push(deadline, run)
     for target, redrive, turn, runs in snapshot.moving:
         partition.moving.update(dict.fromkeys(numbers_of(runs), Move(target, redrive, turn)))
+    same: dict[
+        int, int
+    ] = {}  # a number or a value that several entries have is one object, as it is in a live partition
     for column in ("tries", "priorities", "limits", "expiries", "documents", "dead", "finished"):
-        getattr(partition, column).update(getattr(snapshot, column))
+        entries = getattr(snapshot, column)
+        getattr(partition, column).update((same.setdefault(n, n), same.setdefault(v, v)) for n, v in entries.items())
+        entries.clear()
     partition.cancel_asked.update(snapshot.cancel_asked)
     partition.confirming = snapshot.confirming
     for number, due in snapshot.waiting.items():
-        partition.waiting[number] = due >> 1 << 64 | number << RUN_BITS | due & 1
+        partition.waiting[same.get(number, number)] = due >> 1 << 64 | number << RUN_BITS | due & 1
     partition.due_timers.rebuild_from(partition.waiting.values())
     partition.expiry_timers.rebuild((at, run_of(number, 1)) for number, at in partition.expiries.items())
     partition.finish_timers.rebuild((kept >> 1, run_of(number, 1)) for number, kept in partition.finished.items())
