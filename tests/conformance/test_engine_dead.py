@@ -507,7 +507,7 @@ def test_letters_go_back_though_their_source_no_longer_names_the_dead_queue(pair
     assert item.id == letter.source_id
 
 
-def test_a_letter_whose_way_back_vanished_stays_a_letter(pair: SteppedPond) -> None:
+def test_a_letter_whose_source_is_gone_is_not_sent_and_stays_a_letter(pair: SteppedPond) -> None:
     letter = kill_one(pair)
     del pair.definitions["q"]
     redriven = redrive_letters(pair)
