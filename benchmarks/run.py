@@ -304,8 +304,8 @@ def run(bench: Bench) -> dict[str, Any]:
 
 
 def headline(found: dict[str, Any]) -> dict[str, float]:
-    """`engine_vs_raw`: from empty, one stream, so that a turn holds what raw's does; the busy engine's ratio is in the
-    table. `backlog_cost`: a lease of one item, with the worse head. Memory: the worse of the two ways to have the items.
+    """`engine_vs_raw`: from empty, one stream, so that a turn holds what raw's does; the busy ratio is in the table.
+    `backlog_cost`: a lease of one item, with the worse head. Memory: the worse of the two ways to have the items.
     """
     ratios = {row["batch"]: row["ratio"]["median"] for row in found["empty"]}
     ready = max(row["bytes"] for row in found["memory"][:2])
