@@ -134,12 +134,12 @@ def _find_assigned(queue: QueueState, record: Record) -> tuple[Lane, int, None] 
         raise Held(lane)
     if lane is None or place[1] >= lane.partition.next_number:
         raise InvalidRequest(f"id {record.id!r} has the form of the ids that this queue assigns; choose another")
-    if place[1] in lane.partition.states([place[1]]) and not _has_own_id(lane, place[1]):
+    if place[1] in lane.partition.states([place[1]]) and not has_own_id(lane, place[1]):
         return lane, place[1], None
     return None
 
 
-def _has_own_id(lane: Lane, number: int) -> bool:
+def has_own_id(lane: Lane, number: int) -> bool:
     return not lane.partition.dedup.names.get(number, "\n").startswith("\n")
 
 

@@ -33,6 +33,7 @@ from millpond.model import (
 from millpond.queue.dedup import id_digest
 from millpond.queue.lane import Lane, Part, TurnJob
 from millpond.queue.lifecycle import kept_until
+from millpond.queue.names import has_own_id
 from millpond.queue.partition import ERROR_PART, REASONS, RESULT_PART, STATE_PART, VERSION_BITS, Lease
 from millpond.queue.requests import Cancel, Clear, GetItem, GetStats, ListItems, Redrive, Request
 from millpond.queue.state import QueueState
@@ -152,8 +153,7 @@ def _locate(queue: QueueState, item_id: str) -> tuple[Lane, int] | None:
     if place is None or place[0] not in queue.lanes:
         return None
     lane = queue.lanes[place[0]]
-    has_own_id = not lane.partition.dedup.names.get(place[1], "\n").startswith("\n")
-    return None if has_own_id else (lane, place[1])
+    return None if has_own_id(lane, place[1]) else (lane, place[1])
 
 
 def _settled(queue: QueueState, ids: Iterable[str]) -> Generator[Step, Any, None]:
