@@ -98,7 +98,7 @@ class Api(Protocol):
         wait: Duration = 0,
         lease_timeout: Duration | None = None,
         client_id: str = "",
-    ) -> list[LeasedItem]:
+    ) -> Sequence[LeasedItem]:
         """Up to `batch` items. Waits up to `wait` for the first; a partial batch returns at once."""
         ...
 

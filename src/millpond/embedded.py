@@ -293,7 +293,7 @@ class Pond:
         wait: Duration = 0,
         lease_timeout: Duration | None = None,
         client_id: str = "",
-    ) -> list[LeasedItem]:
+    ) -> Sequence[LeasedItem]:
         return self._call(
             self._pond.lease(queue, batch=batch, wait=wait, lease_timeout=lease_timeout, client_id=client_id)
         )

@@ -7,8 +7,9 @@ types that callers see carry `datetime`s and take durations as seconds, `timedel
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import repeat
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 import msgspec
@@ -293,6 +294,34 @@ class LeasedItem(msgspec.Struct, gc=False, eq=False):
 
 
 LeaseLike = LeasedItem | str  # an item, or the token that came with it
+
+
+class LeasedRun(msgspec.Struct):
+    """Neighbours leased together: their grant, the first one's number, their payloads, and what is not plain."""
+
+    grant: Grant
+    first: int
+    payloads: list[bytes]
+    known: dict[int, LeasedFields]
+
+    def items(self) -> Iterable[LeasedItem]:
+        numbers = range(self.first, self.first + len(self.payloads))
+        if not self.known:
+            return map(LeasedItem, self.payloads, numbers, repeat(self.grant))
+        return map(LeasedItem, self.payloads, numbers, repeat(self.grant), map(self.known.get, numbers))
+
+
+class LeasedItems(Batch[LeasedItem]):
+    """What one lease handed out. Handed back whole, it is completed in one step, however many they are."""
+
+    __slots__ = ("runs",)
+
+    def __init__(self, runs: list[LeasedRun]) -> None:
+        self.runs = runs
+        super().__init__(sum([len(run.payloads) for run in runs]), self._items)
+
+    def _items(self) -> list[LeasedItem]:
+        return [item for run in self.runs for item in run.items()]
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -112,7 +112,7 @@ def test_a_flood_of_dead_letters_arrives_whole(pair: SteppedPond) -> None:
     pair.produce(*numbered(1_000))
     pair.produce(*numbered(500, 1_000))
     pair.advance(14 * 86_400_000)
-    assert sorted(payloads(pair.lease(1_000, queue="dq") + pair.lease(1_000, queue="dq"))) == sorted(numbered(1_500))
+    assert sorted(payloads([*pair.lease(1_000, queue="dq"), *pair.lease(1_000, queue="dq")])) == sorted(numbered(1_500))
     assert pair.list() == []
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_blocking_and_async_calls_see_the_same_queues(tmp_path: Path) -> None:
         blocking.create_queue("q", max_attempts=2)
         blocking.produce("q", ["a"])
 
-    async def scenario() -> list[LeasedItem]:
+    async def scenario() -> Sequence[LeasedItem]:
         async with millpond.open_async(tmp_path) as pond:
             assert (await pond.queue_info("q")).max_attempts == 2
             await pond.produce("q", ["b"])
@@ -207,7 +207,7 @@ def test_a_reply_that_was_delivered_but_not_received_goes_back(path: str, monkey
     async def scenario() -> None:
         async with millpond.open_async(path) as pond:
             await pond.create_queue("q")
-            leasing: asyncio.Task[list[LeasedItem]]
+            leasing: asyncio.Task[Sequence[LeasedItem]]
             answer = Lease.answer
 
             def answer_and_cancel(request: Lease, value: Any) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from millpond.history.format import Record, encode_state
-from millpond.model import OnConflict, RedriveFilter, State
+from millpond.model import LeasedItem, OnConflict, RedriveFilter, State
 from millpond.queue.dedup import request_digest
 from millpond.queue.requests import (
     Cancel,
@@ -53,6 +53,7 @@ class Consumers:
         self.held: list[Grant] = []
         self.old: deque[Grant] = deque(maxlen=REPEATS)
         self.batches: deque[Batch] = deque(maxlen=REPEATS)
+        self.replies: deque[tuple[Sequence[LeasedItem], list[Grant]]] = deque(maxlen=REPEATS)
         self.now = 0
         self._numbers = 0
         self._makers: dict[str, Callable[[], Ask]] = {
@@ -82,9 +83,10 @@ class Consumers:
             kind = asks.LEASE
         return self._makers[kind]()
 
-    def took(self, grants: list[Grant]) -> None:
+    def took(self, reply: Sequence[LeasedItem], grants: list[Grant]) -> None:
         """Deliveries that were handed out."""
         self.held += grants
+        self.replies.append((reply, list(grants)))
 
     def completing(self, grants: list[Grant]) -> Ask:
         return self._with_grants(asks.COMPLETE, Complete([self._token(grant) for grant in grants]), list(grants))
@@ -220,9 +222,20 @@ class Consumers:
         return chosen
 
     def _complete(self) -> Ask:
+        if self.replies and self.rng.random() < 0.4:
+            return self._complete_reply()
         grants = self._choose(6, keep=0.1)
         result = encode_state({"n": self._numbers}) if self.rng.random() < 0.3 else None
         return self._with_grants(asks.COMPLETE, Complete([self._token(grant) for grant in grants], result), grants)
+
+    def _complete_reply(self) -> Ask:
+        """What one lease handed out, given back whole, or some of its items in any order."""
+        rng, (leases, grants) = self.rng, self.rng.choice(self.replies)
+        if rng.random() < 0.5:
+            pairs = list(zip(leases, grants, strict=True))
+            pairs = rng.choices(pairs, k=len(pairs)) if rng.random() < 0.3 else rng.sample(pairs, self._few(len(pairs)))
+            leases, grants = [item for item, _ in pairs], [grant for _, grant in pairs]
+        return self._with_grants(asks.COMPLETE, Complete(leases), list(grants))
 
     def _retry(self) -> Ask:
         rng = self.rng

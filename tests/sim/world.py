@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from millpond.clock import ManualClock
 from millpond.model import Backoff, PartitionDefinition, QueueDefinition, QueueSettings
 from millpond.queue import lane as lane_module
+from millpond.queue import leases as leases_module
 from millpond.queue import operations as operations_module
 from millpond.queue import transfer as transfer_module
 from millpond.queue.bodies import BODY_BYTES_MAX, Bodies, Budget
@@ -117,6 +118,7 @@ class World:
             (lane_module, "TRIM_INTERVAL_MS"): rng.choice((1_000, 60_000)),
             (operations_module, "SCAN_BATCH"): rng.choice((2, 5, 500)),
             (transfer_module, "TRANSFER_BATCH"): rng.choice((1, 3, 500)),
+            (leases_module, "SPAN_MIN"): rng.choice((1, 2, 3)),
         }
 
     def _definition(self, name: str, dead_queue: str | None) -> QueueDefinition:
@@ -277,7 +279,7 @@ class World:
             if ask.client is not None:
                 self.model.settle(ask.client)
                 if ask.handed:
-                    self.consumers[ask.queue].took(ask.handed)
+                    self.consumers[ask.queue].took(ask.request.value, ask.handed)
                     live.answered.append(ask)
 
     def _configure(self, name: str) -> None:

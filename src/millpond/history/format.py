@@ -146,6 +146,12 @@ def run_span(run: int) -> range:
     return range(first, first + (run & (RUN_MAX - 1)) + 1)
 
 
+def continues(run: int, next_run: int) -> bool:
+    """Whether the two can be written as one run."""
+    count, more = (run & (RUN_MAX - 1)) + 1, (next_run & (RUN_MAX - 1)) + 1
+    return (run >> RUN_BITS) + count == next_run >> RUN_BITS and count + more <= RUN_MAX
+
+
 def runs_of(numbers: Iterable[int]) -> list[int]:
     """Fold numbers, in their order, into runs."""
     if isinstance(numbers, list) and _is_one_run(numbers):

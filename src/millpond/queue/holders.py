@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
+from operator import itemgetter
 
 from millpond.errors import InvalidRequest, LeaseLost, MillpondError, VersionConflict
-from millpond.history.format import Event, run_of, runs_of
+from millpond.history.format import RUN_BITS, RUN_MAX, Event, continues, numbers_of, run_of, run_span, runs_of
 from millpond.model import (
     Batch,
     DeadReason,
     ErrorInfo,
     Grant,
     LeasedItem,
+    LeasedItems,
     LeaseLike,
     Result,
     State,
@@ -21,12 +24,14 @@ from millpond.model import (
 )
 from millpond.queue.backoff import backoff_ms
 from millpond.queue.lane import Lane, Lookup, Part, TurnJob, completes
+from millpond.queue.leases import Lease
 from millpond.queue.lifecycle import bury, end_leases, kept_until
-from millpond.queue.partition import ERROR_PART, RESULT_PART, STATE_PART, VERSION_BITS, Lease
+from millpond.queue.partition import ERROR_PART, RESULT_PART, STATE_PART, VERSION_BITS
 from millpond.queue.requests import Complete, Extend, RetryItem, RetryItems, Tokens, WriteState
 from millpond.queue.state import QueueState
 from millpond.queue.tokens import Mint, Token, is_token, lease_incarnation
 
+_COUNT_MASK = RUN_MAX - 1
 _LOST = ErrorInfo(LeaseLost.code, "the lease has ended: it ran out, or the item was handed on; do not act on the item")
 
 
@@ -89,8 +94,8 @@ class TokenPart(Part):
     def _complete(self, lane: Lane, request: Complete, now: int) -> Sequence[Result]:
         """Gather what is held, to be sealed into one event with the completes of others."""
         get, at = lane.partition.leased.get, max(request.at, lane.mark)
-        done = lane.draft.completed
-        current, numbers = done[-1] if done else (None, [])
+        done: list[tuple[Lease, list[int]]] = []
+        current, numbers = None, list[int]()
         lost: dict[int, Result] = {}
         for place, token in enumerate(self._tokens):
             _, number, grant, _, _ = token
@@ -102,6 +107,7 @@ class TokenPart(Part):
                 current, numbers = lease, []
                 done.append((lease, numbers))
             numbers.append(number)
+        lane.draft.completed += [(lease, runs_of(numbers)) for lease, numbers in done]
         if request.result is not None and not lost:
             seal_completes(self._queue, lane, now, request.result)
         made = partial(_completed, lane.partition.mint, self._tokens)
@@ -111,8 +117,8 @@ class TokenPart(Part):
 
     def _not_held(self, lane: Lane, token: Token, place: int, now: int) -> Result:
         """Lost, unless this turn or the journal has it that this very delivery was completed a moment ago."""
-        gathered = any(lease.grant == token[2] and token[1] in numbers for lease, numbers in lane.draft.completed)
-        if gathered or completes(lane.partition.events, token[1], token[2]):
+        gathered = (run for lease, runs in lane.draft.completed if lease.grant == token[2] for run in runs)
+        if any(token[1] in run_span(run) for run in gathered) or completes(lane.partition.events, token[1], token[2]):
             return Result(True, correlation_of(lane, token))
         if _may_have_ended(lane, token):
             lookup = Lookup(token[1], token[2], now - self._queue.settings.completed_grace_ms)
@@ -218,15 +224,15 @@ class ItemsPart(TokenPart):
         return Batch(len(request.leases), partial(_completed_items, request.leases))
 
     def _leases_held(self, lane: Lane) -> list[tuple[Lease, list[int]]] | None:
-        """The one lease in force of each group, or None if any item has lost it."""
-        get, at = lane.partition.leased.get, max(self._request.at, lane.mark)
+        """The lease in force of each group, with its runs; None if any item has lost it, or they differ."""
+        whole, at = lane.partition.leased.whole, max(self._request.at, lane.mark)
         held: list[tuple[Lease, list[int]]] = []
-        for grant, numbers in self._groups:
-            leases = [get(number) for number in numbers]
-            lease = leases[0]
-            if lease is None or lease.grant != grant.turn or lease.deadline <= at or leases.count(lease) < len(leases):
-                return None
-            held.append((lease, numbers))
+        for grant, runs in self._groups:
+            for run in runs:
+                lease = whole(run >> RUN_BITS, (run & _COUNT_MASK) + 1)
+                if lease is None or lease.grant != grant.turn or lease.deadline <= at:
+                    return None
+                held.append((lease, [run]))
         return held
 
 
@@ -235,24 +241,29 @@ def _completed_items(items: Sequence[LeaseLike]) -> list[Result]:
 
 
 def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> list[tuple[Grant, list[int]]] | None:
-    """Items by the grant they share; None if they are not all items of one lane."""
-    if set(map(type, leases)) != {LeasedItem}:
+    """The runs of each grant; None if these are not all items of one lane."""
+    if isinstance(leases, LeasedItems):
+        groups = [(run.grant, [run_of(run.first, len(run.payloads))]) for run in leases.runs]
+    elif set(map(type, leases)) == {LeasedItem}:
+        groups = [(grant, runs_of(numbers)) for grant, numbers in _by_grant(leases)]  # type: ignore[arg-type]
+    else:
         return None
-    first = leases[0].grant  # type: ignore[union-attr]
-    together = [item.number for item in leases if item.grant is first]  # type: ignore[union-attr]
-    if first is not None and len(together) == len(leases):
-        return [(first, together)] if first.incarnation == queue.incarnation else None
+    places = {(grant.incarnation, grant.partition) for grant, _ in groups}
+    return groups if len(places) == 1 and places.pop()[0] == queue.incarnation else None
+
+
+def _by_grant(items: Sequence[LeasedItem]) -> list[tuple[Grant, list[int]]]:
+    """Nothing, if one of them does not know its grant."""
+    first = items[0].grant
+    together = [item.number for item in items if item.grant is first]
+    if first is not None and len(together) == len(items):
+        return [(first, together)]
     groups: dict[int, tuple[Grant, list[int]]] = {}
-    for item in leases:
-        grant = item.grant  # type: ignore[union-attr]
-        group = groups.get(id(grant))
-        if group is None:
-            if grant is None or grant.incarnation != queue.incarnation:
-                return None
-            groups[id(grant)] = group = (grant, [])
-        group[1].append(item.number)  # type: ignore[union-attr]
-    found = list(groups.values())
-    return found if len({grant.partition for grant, _ in found}) == 1 else None
+    for item in items:
+        if item.grant is None:
+            return []
+        groups.setdefault(id(item.grant), (item.grant, []))[1].append(item.number)
+    return list(groups.values())
 
 
 def assign_tokens(queue: QueueState, request: Tokens) -> None:
@@ -309,26 +320,38 @@ def seal_completes(queue: QueueState, lane: Lane, now: int, result: bytes | None
     done, lane.draft.completed = lane.draft.completed, []
     if not done:
         return
-    clients: dict[str, list[int]] = {}
-    distinct: set[int] = set().union(*(numbers for _, numbers in done))
-    repeated = len(distinct) < sum(len(numbers) for _, numbers in done)
-    seen: set[int] = set()
-    for lease, numbers in done:
-        fresh = numbers
-        if repeated:  # a token given twice
-            fresh = [number for number in dict.fromkeys(numbers) if number not in seen]
-            seen.update(fresh)
-        pairs = clients.setdefault(lease.client, [])
-        for run in runs_of(fresh):
-            pairs += (run, lease.grant)
     until = kept_until(queue, now)
     finisher = -1
     if until and result is not None:
-        finisher = done[-1][1][-1]
+        finisher = run_span(done[-1][1][-1])[-1]
         lane.draft.documents[finisher << 2 | RESULT_PART] = result
-    for client, pairs in clients.items():
+    count = 0
+    for client, pairs in _pairs(done).items():
         lane.partition.change(Event.COMPLETED, client, pairs, until, finisher)
-    queue.rates.count("completed", len(distinct), now)
+        count += sum([(run & _COUNT_MASK) + 1 for run in pairs[::2]])
+    queue.rates.count("completed", count, now)
+
+
+def _pairs(done: list[tuple[Lease, list[int]]]) -> dict[str, list[int]]:
+    """Run, grant, run, grant, … of each client, neighbours as one run; what was given twice counts once."""
+    if len(done) > 1 or len(done[0][1]) > 1:
+        spans = sorted([run_span(run) for _, runs in done for run in runs], key=itemgetter(0))
+        if any(former[-1] >= latter[0] for former, latter in pairwise(spans)):
+            done = _distinct(done)
+    clients: dict[str, list[int]] = {}
+    for lease, runs in done:
+        pairs = clients.setdefault(lease.client, [])
+        for run in runs:
+            if pairs and pairs[-1] == lease.grant and continues(pairs[-2], run):
+                pairs[-2] += (run & _COUNT_MASK) + 1
+            else:
+                pairs += (run, lease.grant)
+    return clients
+
+
+def _distinct(done: list[tuple[Lease, list[int]]]) -> list[tuple[Lease, list[int]]]:
+    leases = {number: lease for lease, runs in done for number in numbers_of(runs)}
+    return [(lease, [run_of(number, 1)]) for number, lease in leases.items()]
 
 
 def correlation_of(lane: Lane, token: Token) -> str:

@@ -26,7 +26,8 @@ from millpond.history.format import (
 )
 from millpond.model import PartitionDefinition, QueueSettings
 from millpond.queue.bodies import Bodies, Records, weigh
-from millpond.queue.partition import Lease, Partition, document_keys
+from millpond.queue.leases import Lease
+from millpond.queue.partition import Partition, document_keys
 from millpond.queue.snapshot import recover_partition, take_snapshot
 from millpond.store.base import Chunk, Store, StoreFailed, StoreFull, Trim, Turn
 
@@ -104,7 +105,7 @@ class Draft:
         self.requests: list[tuple[bytes, int, int, bytes | None]] = []
         self.arrivals: list[tuple[bytes, int, int, int]] = []
         self.names: set[bytes] = set()  # keys, ids, requests and transfers that this turn brings in
-        self.completed: list[tuple[Lease, list[int]]] = []  # gathered, to be one event
+        self.completed: list[tuple[Lease, list[int]]] = []  # runs, gathered to be one event
 
 
 class Job:

@@ -8,7 +8,8 @@ from itertools import groupby
 
 from millpond.errors import MillpondError
 from millpond.history.format import RUN_BITS, RUN_MAX, Event, decode_state, numbers_of, run_of, runs_of
-from millpond.model import DeadReason, LeasedFields, LeasedItem, State, to_datetime
+from millpond.model import DeadReason, LeasedFields, LeasedItems, LeasedRun, State, to_datetime
+from millpond.queue.bodies import Records
 from millpond.queue.lane import NEVER, Lane, Part, TurnJob
 from millpond.queue.lifecycle import bury, end_leases
 from millpond.queue.partition import ERROR_PART, STATE_PART, VERSION_BITS
@@ -31,13 +32,13 @@ class LeasePart(Part):
         self._deadline = deadline
         self.lane = lane
         self.runs: list[int] = []
-        self.items: list[LeasedItem] = []
+        self.items: list[LeasedRun] = []
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
         if self._request.gone:
             lane.waiting.append(ReleasePart(self._queue, self.runs, lane.partition.turn))
         else:
-            self.items = leased_items(lane, job, self.runs, self._deadline)
+            self.items = leased_runs(lane, job, self.runs, self._deadline)
         self._settle()
 
     def again(self, lane: Lane) -> None:
@@ -66,15 +67,15 @@ class LeasePart(Part):
         request.parts -= 1
         if request.parts or request.answered:
             return
-        items = [item for part in request.items for item in part.items]
+        runs = [run for part in request.items for run in part.items]
         request.items = []
         if request.gone:
-            give_back(self._queue, items)
+            give_back(self._queue, runs)
             request.error = None
             request.answer([])
-        elif items:
+        elif runs:
             request.error = None
-            request.answer(items)
+            request.answer(LeasedItems(runs))
         elif request.error is not None:
             error, request.error = request.error, None
             request.fail(error)
@@ -120,16 +121,14 @@ class ReleasePart(Part):
         return NEVER
 
 
-def give_back(queue: QueueState, items: Sequence[LeasedItem]) -> None:
+def give_back(queue: QueueState, leased: Sequence[LeasedRun]) -> None:
     """Items of a reply that was never delivered."""
     grants: dict[tuple[int, int], list[int]] = {}
-    for item in items:
-        [token] = queue.reader.read_all([item])
-        assert token is not None
-        partition, number, grant, _, _ = token
-        grants.setdefault((partition, grant), []).append(number)
-    for (partition, grant), numbers in grants.items():
-        queue.lanes[partition].waiting.append(ReleasePart(queue, runs_of(numbers), grant))
+    for run in leased:
+        runs = grants.setdefault((run.grant.partition, run.grant.turn), [])
+        runs.append(run_of(run.first, len(run.payloads)))
+    for (partition, grant), runs in grants.items():
+        queue.lanes[partition].waiting.append(ReleasePart(queue, runs, grant))
 
 
 def assign_leases(queue: QueueState, now: int) -> None:
@@ -208,10 +207,10 @@ def _want(lane: Lane, first: int, count: int) -> None:
                 lane.want_documents(number)
 
 
-def leased_items(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> list[LeasedItem]:
+def leased_runs(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> list[LeasedRun]:
+    """What the consumer gets: of plain items the payloads, the rest follows from the grant; of others all there is."""
     partition = lane.partition
-    tries, documents = partition.tries, partition.documents
-    items: list[LeasedItem] = []
+    leased: list[LeasedRun] = []
     for run in runs:
         first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
         for chunk, low, high, created in partition.chunks.pieces(first, count):
@@ -219,22 +218,30 @@ def leased_items(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> li
             grant = ChunkGrant(
                 partition.incarnation, lane.index, partition.turn, created, deadline, partition.fence, partition.mint
             )
-            items += [
-                LeasedItem(record, number, grant)
-                if type(record) is bytes and number not in tries and number not in documents
-                else _leased_item(lane, job, number, grant)
-                for number, record in enumerate(records, low)
-            ]
-    return items
+            known: dict[int, LeasedFields] = {}
+            if partition.tries or partition.documents or set(map(type, records)) != {bytes}:
+                known = _known(lane, job, records, low, grant)
+                records = [known[n].payload if n in known else record for n, record in enumerate(records, low)]
+            leased.append(LeasedRun(grant, low, records, known))  # type: ignore[arg-type]
+    return leased
 
 
-def _leased_item(lane: Lane, job: TurnJob, number: int, grant: ChunkGrant) -> LeasedItem:
+def _known(lane: Lane, job: TurnJob, records: Records, first: int, grant: ChunkGrant) -> dict[int, LeasedFields]:
+    tries, documents = lane.partition.tries, lane.partition.documents
+    return {
+        number: _leased_fields(lane, job, number, grant)
+        for number, record in enumerate(records, first)
+        if type(record) is not bytes or number in tries or number in documents
+    }
+
+
+def _leased_fields(lane: Lane, job: TurnJob, number: int, grant: ChunkGrant) -> LeasedFields:
     partition, mint, record = lane.partition, lane.partition.mint, lane.record(job, number)
     created = grant.created
     error = job.documents.get(number << 2 | ERROR_PART)
     state = job.documents.get(number << 2 | STATE_PART)
     source = record.source
-    fields = LeasedFields(
+    return LeasedFields(
         id=record.id or mint.id(number),
         lease=mint.token(number, partition.turn, created, record.correlation_id),
         payload=record.payload,
@@ -257,4 +264,3 @@ def _leased_item(lane: Lane, job: TurnJob, number: int, grant: ChunkGrant) -> Le
         source_id=source.id if source else None,
         source_attempts=source.attempts if source else None,
     )
-    return LeasedItem(record.payload, number, grant, fields)

@@ -13,34 +13,35 @@ from millpond.model import DeadReason, State
 from millpond.queue.lane import Lane
 from millpond.queue.partition import DELETE, KEEP, MOVE, REASONS, Partition
 from millpond.queue.state import QueueState
+from millpond.queue.timers import STALE_SLACK
 
 
 def run_lifecycle(queue: QueueState, lane: Lane, now: int) -> None:
     partition = lane.partition
-    if (at := partition.lease_timers.next_at()) is not None and at <= now:
+    for timers in partition.timers:
+        if len(timers) > STALE_SLACK and _has_stale_timers(partition):
+            shed_stale(partition)
+            break
+    if (at := next_wake(partition)) is None or at > now:
+        return
+    if partition.lease_timers and partition.lease_timers.next_at() <= now:
         _end_due_leases(queue, lane, now)
-    if (at := partition.due_timers.next_at()) is not None and at <= now:
+    if partition.due_timers and partition.due_timers.next_at() <= now:
         _wake_due(lane, now)
-    if (at := partition.chunks.next_deadline()) is not None and at <= now:
+    if (deadline := partition.chunks.next_deadline()) is not None and deadline <= now:
         _expire_chunks(queue, lane, now)
-    if (at := partition.expiry_timers.next_at()) is not None and at <= now:
+    if partition.expiry_timers and partition.expiry_timers.next_at() <= now:
         _expire_items(queue, lane, now)
-    if (at := partition.finish_timers.next_at()) is not None and at <= now:
+    if partition.finish_timers and partition.finish_timers.next_at() <= now:
         _purge(lane, now)
-    if _has_stale_timers(partition):
-        shed_stale(partition)
 
 
 def next_wake(partition: Partition) -> int | None:
     """When this partition next wants to run. An entry may be stale: waking for nothing is harmless."""
-    instants = (
-        partition.lease_timers.next_at(),
-        partition.due_timers.next_at(),
-        partition.chunks.next_deadline(),
-        partition.expiry_timers.next_at(),
-        partition.finish_timers.next_at(),
-    )
-    return min((at for at in instants if at is not None), default=None)
+    instants = [timers.next_at() for timers in partition.timers if timers]
+    if (deadline := partition.chunks.next_deadline()) is not None:
+        instants.append(deadline)
+    return min(instants) if instants else None
 
 
 def _has_stale_timers(partition: Partition) -> bool:
@@ -55,7 +56,7 @@ def _has_stale_timers(partition: Partition) -> bool:
 
 def shed_stale(partition: Partition) -> None:
     """After this `next_wake` is exact. It takes as long as there are items with a time of their own."""
-    partition.lease_timers.rebuild((lease.deadline, run_of(n, 1)) for n, lease in partition.leased.items())
+    partition.lease_timers.rebuild((lease.deadline, run_of(n, count)) for n, count, lease in partition.leased.spans())
     partition.due_timers.rebuild_from(partition.waiting.values())
     partition.expiry_timers.rebuild((at, run_of(n, 1)) for n, at in partition.expiries.items())
     partition.finish_timers.rebuild((kept >> 1, run_of(n, 1)) for n, kept in partition.finished.items())

@@ -68,7 +68,7 @@ class LogicalQueue:
         if not isinstance(request, Lease):
             return
         if request.answered:
-            give_back(self.state, request.value or [])
+            give_back(self.state, request.value.runs if request.value else [])
         elif self.state.waiters.withdraw(request):
             request.answer([])
 
@@ -355,7 +355,7 @@ class LogicalQueue:
     @property
     def busy(self) -> bool:
         """Every lane is in the middle of a job: a tick could do nothing."""
-        return all(lane.job is not None for lane in self.state.lanes.values())
+        return None not in [lane.job for lane in self.state.lanes.values()]  # asked with every request: no generator
 
     @property
     def idle(self) -> bool:

@@ -32,9 +32,10 @@ from millpond.model import (
 )
 from millpond.queue.dedup import id_digest
 from millpond.queue.lane import Lane, Part, TurnJob
+from millpond.queue.leases import Lease
 from millpond.queue.lifecycle import kept_until
 from millpond.queue.names import has_own_id
-from millpond.queue.partition import ERROR_PART, REASONS, RESULT_PART, STATE_PART, VERSION_BITS, Lease
+from millpond.queue.partition import ERROR_PART, REASONS, RESULT_PART, STATE_PART, VERSION_BITS
 from millpond.queue.requests import Cancel, Clear, GetItem, GetStats, ListItems, Redrive, Request
 from millpond.queue.state import QueueState
 from millpond.queue.tokens import read_id

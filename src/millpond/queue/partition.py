@@ -10,8 +10,8 @@ key, a limit, an expiry or a document of its own has entries, in the columns bel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice, repeat
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from millpond.history.format import (
 from millpond.model import DeadReason, State
 from millpond.queue.chunks import Chunks
 from millpond.queue.dedup import Dedup, Request
+from millpond.queue.leases import Lease, Leases
 from millpond.queue.ready import Ready
 from millpond.queue.timers import Timers
 from millpond.queue.tokens import Mint
@@ -52,19 +53,6 @@ HAS_STATE, HAS_ERROR, HAS_RESULT = 1, 2, 4
 VERSION_BITS = 3
 
 
-class Lease(msgspec.Struct, frozen=True, gc=False):
-    """One grant, shared by all the items leased in it."""
-
-    client: str
-    grant: int
-    deadline: int
-    fence: int
-
-    @property
-    def fencing_token(self) -> int:
-        return self.fence + self.grant
-
-
 class Move(msgspec.Struct, frozen=True, gc=False):
     """Items on their way to another queue since `turn`: the dead to their dead queue, or back from it."""
 
@@ -85,7 +73,7 @@ class Partition:
         self.next_number = 1
         self.chunks = Chunks()
         self.ready = Ready()
-        self.leased: dict[int, Lease] = {}
+        self.leased = Leases()
         self.lease_timers = Timers()
         self.waiting: dict[int, int] = {}  # the entry in due_timers: due << 64 | number << 20 | is retrying
         self.due_timers = Timers()
@@ -98,6 +86,7 @@ class Partition:
         self.dead: dict[int, int] = {}  # died at << 8 | reason
         self.finished: dict[int, int] = {}  # kept until << 1 | was cancelled
         self.finish_timers = Timers()
+        self.timers = (self.lease_timers, self.due_timers, self.expiry_timers, self.finish_timers)
         self.cancel_asked: set[int] = set()
         self.moving: dict[int, Move] = {}
         self.confirming: dict[bytes, str] = {}  # transfers that their target has not forgotten yet -> target
@@ -180,7 +169,7 @@ class Partition:
         for run in runs:
             first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
             self.ready.remove(self.priorities.get(first, 0), run)
-            self.leased.update(dict.fromkeys(range(first, first + count), lease))
+            self.leased.add(first, count, lease)
             self.lease_timers.push(deadline, run)
             self._count("leased", count)
 
@@ -188,8 +177,7 @@ class Partition:
         """`pairs`: run, grant, run, grant, … in the order of completion; `with_result`: the item that has one."""
         for run in pairs[::2]:
             first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
-            for number in range(first, first + count):
-                del self.leased[number]
+            self.leased.remove(first, count)
             if self.cancel_asked:
                 self.cancel_asked.difference_update(range(first, first + count))
             if not keep_until:
@@ -205,7 +193,7 @@ class Partition:
 
     def on_retried(self, client: str, number: int, due: int, deferred: bool, error: str | None) -> None:
         """`due` 0: leasable at once, at the tail."""
-        del self.leased[number]
+        self.leased.remove(number, 1)
         self._delivered(number, attempted=not deferred)
         if error is not None:
             self.documents[number] = self.documents.get(number, 0) | HAS_ERROR
@@ -232,13 +220,20 @@ class Partition:
         renewed: dict[tuple[str, int], Lease] = {}
         for run in runs:
             first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
-            for number in range(first, first + count):
-                lease = self.leased[number]
-                grant = (lease.client, lease.grant)
-                if grant not in renewed:
-                    renewed[grant] = Lease(lease.client, lease.grant, deadline, lease.fence)
-                self.leased[number] = renewed[grant]
+            together = self.leased.whole(first, count) is not None
+            for part in (run,) if together else map(run_of, range(first, first + count), repeat(1)):
+                self._renew(part, deadline, renewed)
             self.lease_timers.push(deadline, run)
+
+    def _renew(self, run: int, deadline: int, renewed: dict[tuple[str, int], Lease]) -> None:
+        """Items of one grant share the new lease as they did the old one."""
+        first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+        lease = self.leased[first]
+        grant = (lease.client, lease.grant)
+        if grant not in renewed:
+            renewed[grant] = Lease(lease.client, lease.grant, deadline, lease.fence)
+        self.leased.remove(first, count)
+        self.leased.add(first, count, renewed[grant])
 
     def on_state_written(self, number: int, version: int) -> None:
         has = self.documents.get(number, 0) & (HAS_ERROR | HAS_RESULT) | HAS_STATE
@@ -356,9 +351,11 @@ class Partition:
         self.waiting[number] = self.due_timers.push(due, number << RUN_BITS | retrying)
 
     def _return(self, runs: Iterable[int], *, attempted: bool) -> None:
-        for number in numbers_of(runs):
-            del self.leased[number]
-            self._delivered(number, attempted=attempted)
+        for run in runs:
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            self.leased.remove(first, count)
+            for number in range(first, first + count):
+                self._delivered(number, attempted=attempted)
 
     def _delivered(self, number: int, *, attempted: bool) -> None:
         tries = self.tries.get(number, 0) + (attempted << _DELIVERIES_BITS) + 1
@@ -386,10 +383,8 @@ class Partition:
                 for first, count, priority in self._by_priority(run):
                     self.ready.remove(priority, run_of(first, count))
         elif state == State.LEASED:
-            for number in numbers_of(runs):
-                del self.leased[number]
-                self.cancel_asked.discard(number)
-                self._delivered(number, attempted=True)
+            self._return(runs, attempted=True)
+            self.cancel_asked.difference_update(numbers_of(runs))
         elif state in (State.SCHEDULED, State.RETRYING):
             for number in numbers_of(runs):
                 del self.waiting[number]
@@ -490,7 +485,7 @@ class Partition:
         found = {n for column in candidates for n in column if n > after and self._is_in(n, state)}
         return sorted(found)[:limit]
 
-    def _column_of(self, state: State) -> Sequence[dict[int, Any]]:
+    def _column_of(self, state: State) -> Sequence[Collection[int]]:
         if state == State.LEASED:
             return [self.leased]
         if state in (State.SCHEDULED, State.RETRYING):

@@ -123,11 +123,11 @@ class Runner:
         except Exception as error:
             self._panic(error)
             return
-        self._run_jobs()
         outbox, self.queue.state.outbox = self.queue.state.outbox, []
         for request in outbox:
             self._send(self, request)
         self._set_timer(wake_at, now)
+        self._run_jobs()  # last: a commit thread that wakes up finds the interpreter free
 
     def _panic(self, error: Exception) -> None:
         """A bug of ours: say so to all who wait, and start again from what is on disk."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
-from millpond.history.format import RUN_BITS, numbers_of, run_of, runs_of
+from millpond.history.format import RUN_BITS, numbers_of, run_of, run_span, runs_of
 from millpond.queue.chunks import Chunks
 from millpond.queue.dedup import Ended, Request, split
-from millpond.queue.partition import Lease, Move, Partition
+from millpond.queue.leases import Lease
+from millpond.queue.partition import Move, Partition
 from millpond.queue.ready import Ready
 from millpond.store.base import Recovered
 
@@ -50,13 +51,12 @@ _decode = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 def take_snapshot(partition: Partition) -> bytes:
-    leases: dict[int, list[int]] = {}
-    for number, lease in partition.leased.items():
-        leases.setdefault(id(lease), []).append(number)
+    leases: dict[int, tuple[Lease, list[int]]] = {}
+    for first, count, lease in partition.leased.spans():
+        leases.setdefault(id(lease), (lease, []))[1].extend(range(first, first + count))
     moves: dict[int, list[int]] = {}
     for number, move in partition.moving.items():
         moves.setdefault(id(move), []).append(number)
-    leased = [(partition.leased[numbers[0]], numbers) for numbers in leases.values()]
     moving = [(partition.moving[numbers[0]], numbers) for numbers in moves.values()]
     dedup = partition.dedup
     return _encode(
@@ -67,7 +67,9 @@ def take_snapshot(partition: Partition) -> bytes:
             fence=partition.fence,
             chunks=partition.chunks.dump(),
             ready=partition.ready.runs(),
-            leased=[(one.client, one.grant, one.deadline, one.fence, runs_of(numbers)) for one, numbers in leased],
+            leased=[
+                (one.client, one.grant, one.deadline, one.fence, runs_of(numbers)) for one, numbers in leases.values()
+            ],
             waiting={number: entry >> 64 << 1 | entry & 1 for number, entry in partition.waiting.items()},
             tries=partition.tries,
             priorities=partition.priorities,
@@ -99,8 +101,9 @@ def _restore(partition: Partition, snapshot: Snapshot) -> None:
     partition.chunks = Chunks.load(snapshot.chunks)
     partition.ready = Ready.from_runs(snapshot.ready)
     for client, grant, deadline, fence, runs in snapshot.leased:
-        partition.leased.update(dict.fromkeys(numbers_of(runs), Lease(client, grant, deadline, fence)))
+        lease = Lease(client, grant, deadline, fence)
         for run in runs:
+            partition.leased.add(run >> RUN_BITS, len(run_span(run)), lease)
             partition.lease_timers.push(deadline, run)
     for target, redrive, turn, runs in snapshot.moving:
         partition.moving.update(dict.fromkeys(numbers_of(runs), Move(target, redrive, turn)))

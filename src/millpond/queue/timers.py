@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 _RUN_MASK = (1 << 64) - 1
-_STALE_SLACK = 4_096  # below this a rebuild saves nothing worth having
+STALE_SLACK = 4_096  # below this a rebuild saves nothing worth having
 
 
 class Timers:
@@ -25,8 +25,12 @@ class Timers:
         heappush(self._heap, entry)
         return entry
 
-    def next_at(self) -> int | None:
-        return self._heap[0] >> 64 if self._heap else None
+    def next_at(self) -> int:
+        """Only if there is one: an empty heap is false."""
+        return self._heap[0] >> 64
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def pop_due(self, now: int) -> list[int]:
         """Runs whose instant is `now` or earlier, by instant, then by number."""
@@ -37,7 +41,7 @@ class Timers:
         return due
 
     def stale(self, live: int) -> bool:
-        return len(self._heap) > 2 * live + _STALE_SLACK
+        return len(self._heap) > 2 * live + STALE_SLACK
 
     def rebuild(self, entries: Iterable[tuple[int, int]]) -> None:
         self.rebuild_from(at << 64 | run for at, run in entries)

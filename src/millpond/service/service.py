@@ -167,14 +167,14 @@ class Service:
         wait: Duration = 0,
         lease_timeout: Duration | None = None,
         client_id: str = "",
-    ) -> list[LeasedItem]:
+    ) -> Sequence[LeasedItem]:
         request = Lease(
             validate.lease_batch(batch),
             validate.wait_ms(wait),
             validate.lease_timeout_ms(lease_timeout, low=1),
             validate.string(client_id, "client_id"),
         )
-        items: list[LeasedItem] = await self._ask(queue, request)
+        items: Sequence[LeasedItem] = await self._ask(queue, request)
         return items
 
     async def complete(

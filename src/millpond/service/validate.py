@@ -37,6 +37,7 @@ from millpond.model import (
     WAIT_MAX_MS,
     Items,
     LeasedItem,
+    LeasedItems,
     LeaseLike,
     NewItem,
     RedriveFilter,
@@ -312,6 +313,8 @@ def lease_timeout_ms(value: Any, *, low: int) -> int | None:
 
 
 def leases(value: Any) -> Sequence[LeaseLike]:
+    if type(value) is LeasedItems and value:
+        return value
     if isinstance(value, str | bytes | LeasedItem) or not isinstance(value, Sequence):
         raise InvalidRequest(f"leases is a list of items or tokens, not {_type(value)}; put a single one into a list")
     _batch(len(value), "leases", TOKEN_BATCH_MAX)

@@ -1,0 +1,117 @@
+"""Which items of a partition are leased, and in which grant.
+
+What was leased together is one span for as long as it stays together, so that a batch is leased and completed in one
+step. A span that loses items in its middle becomes two; what is left of it in small pieces has an entry an item.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import msgspec
+
+SPAN_MIN = 16  # items; a shorter span costs more to keep in order than an entry for each
+
+
+class Lease(msgspec.Struct, frozen=True, gc=False):
+    """One grant, shared by all the items leased in it."""
+
+    client: str
+    grant: int
+    deadline: int
+    fence: int
+
+    @property
+    def fencing_token(self) -> int:
+        return self.fence + self.grant
+
+
+class Leases:
+    __slots__ = ("_alone", "_count", "_ends", "_firsts", "_held")
+
+    def __init__(self) -> None:
+        self._alone: dict[int, Lease] = {}
+        # The spans, by number: items from first to end (which is not in it) are held by the lease.
+        self._firsts: list[int] = []
+        self._ends: list[int] = []
+        self._held: list[Lease] = []
+        self._count = 0
+
+    def add(self, first: int, count: int, lease: Lease) -> None:
+        self._count += count
+        self._put(first, first + count, lease)
+
+    def get(self, number: int) -> Lease | None:
+        index = bisect_right(self._firsts, number) - 1
+        if index >= 0 and number < self._ends[index]:
+            return self._held[index]
+        return self._alone.get(number)
+
+    def whole(self, first: int, count: int) -> Lease | None:
+        """The lease that holds all of these; None if there are several, or one of the items has none."""
+        index = bisect_right(self._firsts, first) - 1
+        if index >= 0 and first < self._ends[index]:
+            return self._held[index] if first + count <= self._ends[index] else None
+        lease = self._alone.get(first)
+        if count > 1 and any(self._alone.get(number) is not lease for number in range(first + 1, first + count)):
+            return None
+        return lease
+
+    def remove(self, first: int, count: int) -> None:
+        self._count -= count
+        end = first + count
+        while first < end:
+            index = bisect_right(self._firsts, first) - 1
+            if index >= 0 and first < self._ends[index]:
+                cut = min(end, self._ends[index])
+                self._cut(index, first, cut)
+                first = cut
+            else:
+                del self._alone[first]
+                first += 1
+
+    def spans(self) -> Iterator[tuple[int, int, Lease]]:
+        """All of them as (first, count, lease), those with an entry of their own one by one."""
+        for first, end, lease in zip(self._firsts, self._ends, self._held, strict=True):
+            yield first, end - first, lease
+        for number, lease in self._alone.items():
+            yield number, 1, lease
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self.get(number) is not None
+
+    def __getitem__(self, number: int) -> Lease:
+        lease = self.get(number)
+        if lease is None:
+            raise KeyError(number)
+        return lease
+
+    def __iter__(self) -> Iterator[int]:
+        for first, count, _ in self.spans():
+            yield from range(first, first + count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _put(self, first: int, end: int, lease: Lease) -> None:
+        if end - first < SPAN_MIN:
+            for number in range(first, end):
+                self._alone[number] = lease
+        else:
+            index = bisect_right(self._firsts, first)
+            self._firsts.insert(index, first)
+            self._ends.insert(index, end)
+            self._held.insert(index, lease)
+
+    def _cut(self, index: int, low: int, high: int) -> None:
+        """Take the items from low to high out of a span."""
+        first, end, lease = self._firsts[index], self._ends[index], self._held[index]
+        if high == end and low - first >= SPAN_MIN:
+            self._ends[index] = low
+        elif low == first and end - high >= SPAN_MIN:
+            self._firsts[index] = high
+        else:
+            del self._firsts[index], self._ends[index], self._held[index]
+            self._put(first, low, lease)
+            self._put(high, end, lease)
