@@ -19,8 +19,8 @@ PACKAGE = ROOT / "src" / "millpond"
 
 # ---- what the rules say -----------------------------------------------------------------------------------
 
-NOUNS = {"model", "errors", "clock", "api"}
-EDGE = {"model", "errors", "api"}  # all that a front end knows; the composition root hands it a service
+NOUNS = {"model", "errors", "clock", "api", "meters"}
+EDGE = {"model", "errors", "api", "meters"}  # all that a front end knows; the composition root hands it a service
 ENGINE = NOUNS | {"history", "store", "queue", "service", "embedded"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -28,19 +28,27 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": NOUNS,
     "clock": NOUNS,
     "api": NOUNS,
+    "meters": NOUNS,
     "history": NOUNS | {"store"},
     "store": NOUNS | {"history"},
     "queue": NOUNS | {"history", "store"},
     "service": NOUNS | {"history", "store", "queue"},
-    "embedded": ENGINE,
-    "http": EDGE,
+    "directory": NOUNS,
+    "embedded": ENGINE | {"directory"},
+    "blocking": NOUNS | {"embedded"},
+    "access": NOUNS | {"store"},  # tokens and roles; of the stores only how a file is made to last
+    "config": NOUNS | {"service"},  # of the service only how a duration is read
+    "log": NOUNS,
+    "wire": EDGE,  # the calls as types, for the server and the clients
+    "http": EDGE | {"access", "log", "wire"},
     "worker": EDGE,
     "dashboard": EDGE,
-    "client": EDGE,
+    "client": EDGE | {"wire"},
     "spark": EDGE | {"client", "history"},
-    "server": ENGINE | {"http", "dashboard"},
-    "cli": ENGINE | {"http", "dashboard", "server", "worker", "client"},
-    "__init__": ENGINE | {"client"},  # `import millpond`: what users see
+    "sharing": ENGINE | {"directory", "blocking", "http", "client"},
+    "server": ENGINE | {"sharing", "http", "dashboard", "access", "config", "log"},
+    "cli": ENGINE | {"sharing", "http", "dashboard", "server", "worker", "client", "access", "config", "log"},
+    "__init__": ENGINE | {"blocking", "sharing", "client"},  # `import millpond`: what users see
     "demo": {"__init__"},  # a user
 }
 

@@ -6,11 +6,12 @@ errors of `millpond.errors`. The blocking engine and client have the same method
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
 
+from millpond.errors import MillpondError
 from millpond.model import (
     Duration,
     Item,
@@ -29,6 +30,49 @@ from millpond.model import (
     Retry,
     StateWritten,
 )
+
+
+class Reply(Protocol):
+    """An answered call: its value, or the error in its place."""
+
+    value: Any
+    error: MillpondError | None
+
+
+class Begun(Protocol):
+    def withdraw(self) -> None:
+        """Nobody waits for the reply any more: what it would have brought goes back, and it comes at once."""
+        ...
+
+
+class Begin(Protocol):
+    """The calls of every item's life without a coroutine, for a server that has thousands of them a second.
+
+    Arguments are checked as in `Api`, and wrong ones raise. `done` is called once, perhaps before the call returns.
+    None: the queue is asleep or unknown, nothing was begun and `done` is not called; ask `Api`.
+    """
+
+    def begin_produce(
+        self, queue: str, items: Items, on_conflict: OnConflict, request_id: str | None, done: Callable[[Reply], None]
+    ) -> Begun | None: ...
+
+    def begin_lease(
+        self,
+        queue: str,
+        batch: int,
+        wait: Duration,
+        lease_timeout: Duration | None,
+        client_id: str,
+        done: Callable[[Reply], None],
+    ) -> Begun | None: ...
+
+    def begin_complete(self, queue: str, leases: Sequence[str], done: Callable[[Reply], None]) -> Begun | None: ...
+
+    def begin_retry(self, queue: str, items: Sequence[Retry], done: Callable[[Reply], None]) -> Begun | None: ...
+
+    def begin_extend(
+        self, queue: str, leases: Sequence[str], lease_timeout: Duration | None, done: Callable[[Reply], None]
+    ) -> Begun | None: ...
 
 
 class Api(Protocol):

@@ -3,18 +3,23 @@
 MillpondError
 ├── InvalidRequest          400  the request is wrong; mend it and send it again
 │   └── BatchTooLarge       413  too many items or too many bytes
+├── Unauthorized            401  no token, or one that does not count; `challenge` is the WWW-Authenticate header
+├── Forbidden               403  the token is good, but not for this call, queue or kind
 ├── NotFound                404  no such queue or item
 ├── Conflict                409  the request is right, but not in the present state
 │   ├── LeaseLost                the token's delivery is over
 │   ├── KeyConflict              a live item has this key or id
 │   ├── VersionConflict          somebody wrote the state document in between
 │   ├── QueueExists
-│   └── QueueInUse               it has items, or is another queue's dead queue
+│   ├── QueueInUse               it has items, or is another queue's dead queue
+│   └── DirectoryInUse           another process owns the data directory
+├── TooManyRequests         429  a limit of the server is reached; wait `retry_after` seconds (retryable)
 ├── NotBuilt                501  a promise of a later release
 ├── DiskFull                507  produce is refused; complete goes on working
 ├── Unavailable             503  try again later (retryable)
 │   ├── OutcomeUnknown           the commit was issued and nobody knows how it ended
 │   └── Closed                   the engine is shutting down
+├── BadReply                502  what answers at that address is not millpond, or too much (only clients raise it)
 └── InternalError           500  a bug of ours
 
 Messages read `what is wrong; what to do`.
@@ -22,6 +27,7 @@ Messages read `what is wrong; what to do`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 
@@ -44,6 +50,20 @@ class InvalidRequest(MillpondError):
 class BatchTooLarge(InvalidRequest):
     code = "too_large"
     status = 413
+
+
+class Unauthorized(MillpondError):
+    code = "unauthorized"
+    status = 401
+
+    def __init__(self, message: str, *, challenge: str = "Bearer", **details: Any) -> None:
+        super().__init__(message, **details)
+        self.challenge = challenge
+
+
+class Forbidden(MillpondError):
+    code = "forbidden"
+    status = 403
 
 
 class NotFound(MillpondError):
@@ -76,6 +96,20 @@ class QueueInUse(Conflict):
     code = "queue_in_use"
 
 
+class TooManyRequests(MillpondError):
+    code = "too_many_requests"
+    status = 429
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.retry_after = retry_after
+
+
+class DirectoryInUse(Conflict):
+    code = "directory_in_use"
+
+
 class NotBuilt(MillpondError):
     code = "not_built"
     status = 501
@@ -103,3 +137,17 @@ class Closed(Unavailable):
 
 class InternalError(MillpondError):
     code = "internal"
+
+
+class BadReply(MillpondError):
+    code = "bad_reply"
+    status = 502
+
+
+def _all(kind: type[MillpondError]) -> Iterator[type[MillpondError]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _all(below)
+
+
+BY_CODE: dict[str, type[MillpondError]] = {kind.code: kind for kind in _all(MillpondError)}

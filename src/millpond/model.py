@@ -175,7 +175,20 @@ class Grant(Protocol):
     @property
     def created(self) -> int: ...
 
+    @property
+    def fencing_token(self) -> int: ...
+
+    @property
+    def lease_deadline(self) -> datetime: ...
+
+    @property
+    def created_at(self) -> datetime: ...
+
     def token(self, number: int) -> str: ...
+
+    def names(self, first: int, count: int) -> Iterator[tuple[str, str, str]]:
+        """Id, lease token and correlation id of each of these neighbours."""
+        ...
 
     def fields(self, number: int, payload: bytes) -> LeasedFields: ...
 
@@ -525,6 +538,23 @@ class QueueInfo(msgspec.Struct, kw_only=True):
 class QueuePage(msgspec.Struct, omit_defaults=True):
     queues: list[QueueInfo]
     next: str | None = None
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    status: Literal["ok", "warning", "failed"]
+    detail: str = ""
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """One failed check is enough to say no; warnings are for people. Names no queue: anybody may ask."""
+
+    status: str
+    checks: dict[str, Check]
+
+    @property
+    def reason(self) -> str | None:
+        """Why not; None: all is well, or well enough."""
+        return "; ".join(one.detail for one in self.checks.values() if one.status == "failed") or None
 
 
 Payload = NewItem | bytes | str

@@ -81,7 +81,7 @@ def test_of_ten_thousand_queues_only_the_busy_cost_anything(tmp_path: Path, cloc
 
     async def scenario() -> None:
         threads_before = threads()
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             assert await loaded(pond) == set()
             files_at_rest, threads_at_rest = files_open_below(tmp_path), threads() - threads_before
             assert len(files_at_rest) <= 3  # the lock, the registry and its log
@@ -127,7 +127,7 @@ def room_for_five(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("room_for_five")
 def test_the_least_recently_used_queues_make_room_for_others(tmp_path: Path, clock: ManualClock) -> None:
     async def scenario() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             for number in range(12):
                 clock.advance(1)
                 await pond.create_queue(f"q{number}")
@@ -150,7 +150,7 @@ def test_many_queues_that_are_asked_at_once_are_all_served(tmp_path: Path, clock
     fill_registry(tmp_path, names)
 
     async def scenario() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await asyncio.gather(*(pond.produce(name, ["x"]) for name in names))
             stats = await asyncio.gather(*(pond.stats(name) for name in names))
             assert [one.counts["ready"] for one in stats] == [1] * 20
@@ -167,7 +167,7 @@ def test_busy_queues_stay_beyond_the_limit_until_they_are_idle(tmp_path: Path, c
     fill_registry(tmp_path, names)
 
     async def scenario() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             waiting = [asyncio.create_task(pond.lease(name, wait="15m")) for name in names]
             for name in names:
                 await until_parked_async(pond, name)
@@ -201,7 +201,7 @@ def test_queues_that_were_awake_in_a_crash_are_woken_a_few_at_a_time(
         together.append(len(queues._runners))
 
     async def first() -> None:
-        async with millpond.open_async(tmp_path / "data", clock=clock) as pond:
+        async with AsyncPond(tmp_path / "data", clock=clock) as pond:
             for name in names:
                 await pond.create_queue(name)
                 await pond.stats(name)
@@ -211,7 +211,7 @@ def test_queues_that_were_awake_in_a_crash_are_woken_a_few_at_a_time(
         monkeypatch.setattr(resource, "getrlimit", lambda _: (30, 1_000))
         monkeypatch.setattr(manager, "WAKES_MAX", 2)
         monkeypatch.setattr(QueuesManager, "_start", spying)
-        async with millpond.open_async(crashed, clock=clock) as pond:
+        async with AsyncPond(crashed, clock=clock) as pond:
 
             async def all_woken() -> bool:
                 return set(woken) == names and not pond._manager._tasks
@@ -227,7 +227,7 @@ def test_queues_that_were_awake_in_a_crash_are_woken_a_few_at_a_time(
 @pytest.mark.usefixtures("room_for_five")
 def test_queues_that_had_to_make_room_act_in_time(tmp_path: Path, clock: ManualClock) -> None:
     async def scenario() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await pond.create_queue("letters")
             for number in range(12):
                 await pond.create_queue(f"q{number}", dead_queue="letters", max_attempts=1, lease_timeout="1h")
@@ -280,7 +280,7 @@ def test_who_runs_out_of_files_is_told_to_raise_the_limit(left: int, tmp_path: P
 
 def test_a_queue_in_use_is_not_unloaded(tmp_path: Path, clock: ManualClock) -> None:
     async def scenario() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             for name in ("used", "waited for", "due soon", "idle"):
                 await pond.create_queue(name.replace(" ", "-"))
             waiting = asyncio.create_task(pond.lease("waited-for", wait="15m"))
@@ -308,7 +308,7 @@ def test_a_queue_in_use_is_not_unloaded(tmp_path: Path, clock: ManualClock) -> N
 
 def test_requests_that_come_while_a_queue_falls_asleep_are_served(tmp_path: Path, clock: ManualClock) -> None:
     async def scenario() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await pond.create_queue("q", partitions=3)
             for round_ in range(20):
                 await pond.produce("q", [f"before {round_}"])
@@ -324,7 +324,7 @@ def test_requests_that_come_while_a_queue_falls_asleep_are_served(tmp_path: Path
 
 def test_a_queue_wakes_with_its_settings_and_items(tmp_path: Path, clock: ManualClock) -> None:
     async def scenario() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await pond.create_queue("q", max_attempts=1, lease_timeout="1h")
             await pond.produce("q", ["a", "b"])
             [held] = await pond.lease("q")
@@ -354,13 +354,13 @@ def kinds_in_journal(directory: Path, incarnation: str) -> list[Event]:
 
 def test_a_lease_that_ran_out_while_all_was_closed_is_acted_on_at_open(tmp_path: Path, clock: ManualClock) -> None:
     async def first() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await create_mortal(pond)
             await pond.produce("mortal", ["x"])
             await pond.lease("mortal")
 
     async def second() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             [letter] = await pond.lease("letters", wait="15m")
             assert (letter.text, letter.source_queue, letter.dead_reason) == ("x", "mortal", "max_attempts")
 
@@ -371,13 +371,13 @@ def test_a_lease_that_ran_out_while_all_was_closed_is_acted_on_at_open(tmp_path:
 
 def test_a_lease_that_has_not_run_out_wakes_nobody(tmp_path: Path, clock: ManualClock) -> None:
     async def first() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await create_mortal(pond)
             await pond.produce("mortal", ["x"])
             await pond.lease("mortal")
 
     async def second() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             pond._manager._ring("mortal", clock.now() + 1)  # an alarm that rings too early
             await pond.stats("letters")
             assert await loaded(pond) == {"letters"}
@@ -390,7 +390,7 @@ def test_a_lease_that_has_not_run_out_wakes_nobody(tmp_path: Path, clock: Manual
 
 def test_an_alarm_wakes_a_queue_that_was_unloaded(tmp_path: Path, clock: ManualClock) -> None:
     async def scenario() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await create_mortal(pond)
             await pond.produce("mortal", ["x"])
             await pond.lease("mortal")
@@ -412,12 +412,12 @@ def test_an_item_that_falls_due_while_its_queue_sleeps_becomes_ready(tmp_path: P
 
     async def first() -> None:
         nonlocal incarnation
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             incarnation = (await pond.create_queue("q")).incarnation
             await pond.produce("q", [NewItem(payload="x", delay="1h")])
 
     async def second(due: bool) -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             if not due:
                 assert await loaded(pond) == set()
                 return
@@ -439,12 +439,12 @@ def test_an_item_that_falls_due_while_its_queue_sleeps_becomes_ready(tmp_path: P
 
 def test_an_item_that_expires_while_its_queue_sleeps_dies(tmp_path: Path, clock: ManualClock) -> None:
     async def first() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await create_mortal(pond)
             await pond.produce("mortal", [NewItem(payload="x", expire_timeout="1h")])
 
     async def second() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             [letter] = await pond.lease("letters", wait="15m")
             assert (letter.text, letter.dead_reason) == ("x", "expired")
 
@@ -455,7 +455,7 @@ def test_an_item_that_expires_while_its_queue_sleeps_dies(tmp_path: Path, clock:
 
 def test_queues_with_nothing_to_do_sleep_on_for_ever(tmp_path: Path, clock: ManualClock) -> None:
     async def scenario(do: Callable[[AsyncPond], Any]) -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await do(pond)
 
     async def use(pond: AsyncPond) -> None:
@@ -480,7 +480,7 @@ def test_queues_that_were_awake_in_a_crash_are_woken_at_open(tmp_path: Path, clo
     crashed = tmp_path / "crashed"
 
     async def first() -> None:
-        async with millpond.open_async(tmp_path / "data", clock=clock) as pond:
+        async with AsyncPond(tmp_path / "data", clock=clock) as pond:
             await create_mortal(pond)
             for name in ("asleep", "awake"):
                 await pond.create_queue(name)
@@ -492,7 +492,7 @@ def test_queues_that_were_awake_in_a_crash_are_woken_at_open(tmp_path: Path, clo
             shutil.copytree(tmp_path / "data", crashed)  # what a crash at this moment would leave
 
     async def second(died: bool) -> None:
-        async with millpond.open_async(crashed, clock=clock) as pond:
+        async with AsyncPond(crashed, clock=clock) as pond:
             if died:
                 [letter] = await pond.lease("letters", wait="15m")
                 assert letter.text == "x"
@@ -524,14 +524,14 @@ def test_a_queue_that_could_not_be_woken_is_tried_again(
         put(registry, definitions)
 
     async def first() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await create_mortal(pond)
             await pond.produce("mortal", [NewItem(payload="x", expire_timeout="1h")])
 
     async def second() -> None:
         monkeypatch.setattr(manager, "WAKE_AGAIN_MS", 0)
         monkeypatch.setattr(SqliteRegistry, "put", failing)
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
 
             async def arrived() -> bool:
                 return "letters" in await loaded(pond)
@@ -553,7 +553,7 @@ def test_a_queue_whose_sleep_cannot_be_noted_still_wakes(
         raise StoreFailed("no")
 
     async def scenario() -> None:
-        async with millpond.open_async(tmp_path, clock=clock) as pond:
+        async with AsyncPond(tmp_path, clock=clock) as pond:
             await create_mortal(pond)
             await pond.produce("mortal", ["x"])
             await pond.lease("mortal")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import millpond
-from millpond import MillpondError, NewItem, Pond, Retry
+from millpond import AsyncPond, MillpondError, NewItem, Pond, Retry
 from millpond.clock import ManualClock
 from millpond.errors import Conflict, InvalidRequest, NotFound, QueueExists, QueueInUse
 from millpond.model import LIST_LIMIT_MAX, QueueInfo
@@ -603,7 +603,7 @@ def test_messages_from_one_queue_to_another_stay_in_order_whatever_wakes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> list[str]:
-        async with millpond.open_async(tmp_path) as pond:
+        async with AsyncPond(tmp_path) as pond:
             await pond.create_queue("dead")
             await pond.create_queue("q", dead_queue="dead")
             manager, order, gate, both = pond._manager, list[str](), asyncio.Event(), asyncio.Event()

@@ -53,12 +53,17 @@ class Ready:
             self._forget_empty(priority)
         return None
 
-    def heads(self) -> list[int]:
-        """The number of the item that would be leased next, of each priority."""
-        for priority in list(self._priorities):
-            self._skip_gone(self._queues[priority])
-            self._forget_empty(priority)
-        return [queue[0] >> RUN_BITS for queue in self._queues.values()]
+    def heads(self, limit: int = 0) -> list[int]:
+        """The number of the item that would be leased next, of each priority, or of the `limit` least urgent ones."""
+        heads: list[int] = []
+        for priority in self._priorities[-limit:]:
+            queue = self._queues[priority]
+            self._skip_gone(queue)
+            if queue:
+                heads.append(queue[0] >> RUN_BITS)
+            else:
+                self._forget_empty(priority)
+        return heads
 
     def peek(self, limit: int) -> list[int]:
         """Runs of up to `limit` items from the head, of the best priority only. Nothing is removed."""

@@ -12,14 +12,18 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Any
 
 from millpond.clock import Clock
 from millpond.errors import InternalError
+from millpond.meters import EngineMeter
 from millpond.model import QueueDefinition
-from millpond.queue.lane import Job, Lane, Status
+from millpond.queue.lane import Job, Lane, LoadJob, Status, TurnJob
 from millpond.queue.logical import LogicalQueue
+from millpond.queue.readings import QueueLook, Totals
 from millpond.queue.requests import Arrive, Forget, Request
+from millpond.store.base import StoreFull
 
 log = logging.getLogger("millpond.queue")
 TIMER_MS_MAX = 3_600_000  # the event loop's clock and ours may drift apart: look again within the hour
@@ -29,11 +33,15 @@ PANIC_PAUSE_MS = 100  # so that a bug that repeats itself does not take the whol
 class CommitThread:
     """The thread of one partition's jobs, started with the first of them."""
 
-    def __init__(self, name: str, finished: Callable[[Job], None]) -> None:
+    def __init__(self, name: str, finished: Callable[[Job, float], None]) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._finished = finished
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def put(self, job: Job) -> None:
         self._jobs.put(job)
@@ -45,18 +53,29 @@ class CommitThread:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
+            began = perf_counter()
             job.run()
-            self._finished(job)
+            self._finished(job, perf_counter() - began)
 
 
 class Runner:
-    def __init__(self, queue: LogicalQueue, clock: Clock, send: Callable[[Runner, Arrive | Forget], None]) -> None:
+    def __init__(
+        self,
+        queue: LogicalQueue,
+        clock: Clock,
+        send: Callable[[Runner, Arrive | Forget], None],
+        meter: EngineMeter,
+        totals_seen: Totals,
+    ) -> None:
         """`send` takes requests for other queues; their answers come back through `settle`."""
         self.queue = queue
+        self.look = QueueLook(queue, totals_seen)
         self.last_used = clock.now()
         self.tried = asyncio.Event()  # set once every partition was read or could not be
         self._clock = clock
         self._send = send
+        self._meter = meter
+        self._moved: dict[int, int] = {}  # by partition: the sum of its totals when it last committed
         self._loop = asyncio.get_running_loop()
         self._threads: dict[int, CommitThread] = {}
         self._tick_asked = False
@@ -74,9 +93,9 @@ class Runner:
         self.submit(request)
         return future
 
-    def accept(self, request: Arrive | Forget, settle: Callable[[Any], None]) -> None:
-        """Submit what another queue has sent; the reply goes to its `settle`."""
-        request.done = partial(self._pass_on, settle)
+    def accept(self, request: Request, done: Callable[[Any], None]) -> None:
+        """Submit; `done` is called with the request once it is answered: no future and no task."""
+        request.done = partial(self._pass_on, done)
         self._unanswered.add(request)
         self.submit(request)
 
@@ -114,6 +133,11 @@ class Runner:
         for thread in self._threads.values():
             thread.stop()
 
+    @property
+    def dead_threads(self) -> int:
+        """Commit threads that have ended though they should not have."""
+        return 0 if self._closed.done() else sum(not thread.alive for thread in self._threads.values())
+
     def _tick(self) -> None:
         self._tick_asked = False
         if self.queue.closing:
@@ -127,13 +151,14 @@ class Runner:
         for request in outbox:
             self._send(self, request)
         self._set_timer(wake_at, now)
-        self._run_jobs()  # last: a commit thread that wakes up finds the interpreter free
+        self._run_jobs(now)  # last: a commit thread that wakes up finds the interpreter free
 
     def _panic(self, error: Exception) -> None:
         """A bug of ours: say so to all who wait, and start again from what is on disk."""
         name = self.queue.state.definition.name
         log.error("queue %s failed; its partitions are loaded again", name, exc_info=error)
         now = self._clock.now()
+        self._meter.panics += 1
         self.queue.panic(error, now)
         for request in list(self._unanswered):  # those that the queue had in its hands just then
             if not request.answered:
@@ -159,14 +184,16 @@ class Runner:
         self._timer = None
         self._tick()
 
-    def _run_jobs(self) -> None:
+    def _run_jobs(self, now: int) -> None:
         jobs, self.queue.jobs = self.queue.jobs, []
         for job in jobs:
+            self.look.began[job.lane.index] = now
             if job.lane.store.blocking:
                 self._thread(job.lane).put(job)
             else:
+                began = perf_counter()
                 job.run()
-                self._loop.call_soon(self._finish, job)
+                self._loop.call_soon(self._finish, job, perf_counter() - began)
 
     def _thread(self, lane: Lane) -> CommitThread:
         thread = self._threads.get(lane.index)
@@ -175,13 +202,14 @@ class Runner:
             thread = self._threads[lane.index] = CommitThread(name, self._finished)
         return thread
 
-    def _finished(self, job: Job) -> None:
+    def _finished(self, job: Job, seconds: float) -> None:
         """Called in the commit thread."""
-        self._loop.call_soon_threadsafe(self._finish, job)
+        self._loop.call_soon_threadsafe(self._finish, job, seconds)
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: Job, seconds: float) -> None:
         try:
             self.queue.finish(job, self._clock.now())
+            self._measure(job, seconds)
         except Exception as error:
             self._panic(error)
             return
@@ -193,6 +221,23 @@ class Runner:
         else:
             self.wake()
 
+    def _measure(self, job: Job, seconds: float) -> None:
+        """With every turn, so it must cost next to nothing."""
+        lane = job.lane
+        if job.error is not None:
+            name = type(job).__name__.removesuffix("Job").lower()
+            reason = "full" if isinstance(job.error, StoreFull) else "failed"
+            self._meter.stores[lane.definition.store].fail(name, reason)
+        elif isinstance(job, TurnJob):
+            if job.turn is not None:
+                moved = sum(lane.partition.totals.values())
+                items = moved - self._moved[lane.index]
+                self._moved[lane.index] = moved
+                self._meter.stores[lane.definition.store].count(len(job.draft.parts), items, seconds)
+        elif isinstance(job, LoadJob) and lane.known:
+            self._moved[lane.index] = sum(lane.partition.totals.values())
+            self.look.loaded(lane.index, lane.partition)
+
     def _see_whether_tried(self) -> None:
         if all(lane.status != Status.CLOSED for lane in self.queue.state.lanes.values()):
             self.tried.set()
@@ -200,14 +245,14 @@ class Runner:
     def _close_step(self) -> None:
         self.tried.set()
         self._drop_timer()
-        self.queue.close(self._clock.now())
-        self._run_jobs()
+        self.queue.close(now := self._clock.now())
+        self._run_jobs(now)
         if self.queue.closed and not self._closed.done():
             self._closed.set_result(None)
 
-    def _pass_on(self, settle: Callable[[Any], None], request: Request) -> None:
+    def _pass_on(self, done: Callable[[Any], None], request: Request) -> None:
         self._unanswered.discard(request)
-        settle(request)
+        done(request)
 
     def _deliver(self, future: asyncio.Future[Any], request: Request) -> None:
         self._unanswered.discard(request)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from zlib import crc32
 
 import msgspec
@@ -20,6 +21,7 @@ from millpond.model import LeasedFields, LeasedItem, LeaseLike, to_datetime
 
 Token = tuple[int, int, int, int, str | None]  # partition, number, grant, created, own correlation id
 
+_HEAD = struct.Struct(">HQQ")  # partition, grant, created
 _BODY = struct.Struct(">HQQHI")  # partition, grant, created, and the number's 48 bits
 _SEALED = struct.Struct(">HQQHII")  # … and the checksum
 _FORM = re.compile(rf"[a-z0-9]{{1,32}}\.[0-9a-f]{{{2 * _SEALED.size}}}(\.[\x20-\x7e]{{1,128}})?")
@@ -58,6 +60,18 @@ class Mint:
         return f"{self._token_prefix}{body.hex()}{crc32(correlation_id.encode(), check):08x}.{correlation_id}"
 
 
+    def names(self, first: int, count: int, grant: int, created: int) -> Iterator[tuple[str, str, str]]:
+        """Id, lease token and correlation id of neighbours, at a third of the price."""
+        head = _HEAD.pack(self._partition, grant, created)
+        check = crc32(head, self._seed)
+        token = f"{self._token_prefix}{head.hex()}"
+        ids, correlation = self.id_prefix, self.correlation_prefix(created)
+        for number in range(first, first + count):
+            digits = f"{number:012x}"
+            sealed = crc32(number.to_bytes(6, "big"), check)
+            yield f"{ids}{number}", f"{token}{digits}{sealed:08x}", f"{correlation}{digits}"
+
+
 class ChunkGrant(msgspec.Struct, gc=False):
     """The items of one chunk leased in one turn for the first time."""
 
@@ -69,8 +83,23 @@ class ChunkGrant(msgspec.Struct, gc=False):
     fence: int
     mint: Mint
 
+    @property
+    def fencing_token(self) -> int:
+        return self.fence + self.turn
+
+    @property
+    def lease_deadline(self) -> datetime:
+        return to_datetime(self.deadline)
+
+    @property
+    def created_at(self) -> datetime:
+        return to_datetime(self.created)
+
     def token(self, number: int) -> str:
         return self.mint.token(number, self.turn, self.created, None)
+
+    def names(self, first: int, count: int) -> Iterator[tuple[str, str, str]]:
+        return self.mint.names(first, count, self.turn, self.created)
 
     def fields(self, number: int, payload: bytes) -> LeasedFields:
         mint = self.mint
@@ -81,9 +110,9 @@ class ChunkGrant(msgspec.Struct, gc=False):
             correlation_id=mint.correlation_id(number, self.created),
             attempts=1,
             deliveries=1,
-            fencing_token=self.fence + self.turn,
-            lease_deadline=to_datetime(self.deadline),
-            created_at=to_datetime(self.created),
+            fencing_token=self.fencing_token,
+            lease_deadline=self.lease_deadline,
+            created_at=self.created_at,
         )
 
 

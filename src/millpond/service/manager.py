@@ -32,13 +32,25 @@ from millpond.errors import (
     QueueInUse,
     Unavailable,
 )
-from millpond.model import PartitionDefinition, PartitionStats, QueueDefinition, QueueSettings, QueueStats, State
+from millpond.meters import EngineMeter, EngineReading
+from millpond.model import (
+    Health,
+    PartitionDefinition,
+    PartitionStats,
+    QueueDefinition,
+    QueueSettings,
+    QueueStats,
+    State,
+)
 from millpond.queue.bodies import Bodies, Budget
 from millpond.queue.lane import Lane, Status
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.operations import partition_stats
+from millpond.queue.readings import STALL_MS
 from millpond.queue.requests import Arrive, Forget, GetStats
 from millpond.queue.runner import Runner
+from millpond.service.health import liveness, readiness, registry_check
+from millpond.service.readings import EngineReader
 from millpond.store.base import Registry, StoreFailed, StoreFull, Stores
 
 log = logging.getLogger("millpond.service")
@@ -46,6 +58,7 @@ IDLE_MS = 30_000  # unused for so long, a queue is unloaded
 SWEEP_S = 10.0  # how often idle queues are looked for; only while some are loaded
 SWEEP_CROWDED_S = 0.5  # the same while more are loaded than should be: requests may be waiting for files
 WAKES_MAX = 8  # queues that are woken at a time: a crash may have left thousands to wake
+REGISTRY_AGAIN_MS = 1_000  # after the registry failed: at most so often is it tried for the sake of readiness
 WAKE_AGAIN_MS = 5_000  # after a queue that had to be woken could not be
 _INCARNATION_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _INCARNATION_LENGTH = 8  # 40 bits: tells the incarnations of a name apart, and names the queue in its tokens
@@ -77,6 +90,10 @@ class RegistryThread:
 
         self._calls.put(work)
         return await future
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         self._calls.put(None)
@@ -123,8 +140,13 @@ class QueuesManager:
         self._changes = asyncio.Lock()  # one change to the registry at a time
         self._waking = asyncio.Semaphore(WAKES_MAX)
         self._registry_thread: RegistryThread | None = None
+        self._registry_asked: dict[object, int] = {}  # when each call that is under way was made
+        self._registry_error: MillpondError | None = None  # of the last call
+        self._registry_tried_at = 0
         self._sweeper: asyncio.TimerHandle | None = None
         self._open = False
+        self._meter = EngineMeter(stores)
+        self._reader = EngineReader(self._runners, self._meter)
 
     # ---- opening and closing ------------------------------------------------------------------------------
 
@@ -213,6 +235,11 @@ class QueuesManager:
 
     def is_loaded(self, name: str) -> bool:
         return name in self._runners
+
+    def leased_count(self) -> int:
+        """Items in consumers' hands, in the queues that are awake."""
+        lanes = (lane for runner in self._runners.values() for lane in runner.queue.state.lanes.values())
+        return sum(len(lane.partition.leased) for lane in lanes if lane.known)
 
     def partitions(self, name: str) -> list[PartitionStats]:
         """As they are in memory; of a queue that sleeps only where they are."""
@@ -323,6 +350,7 @@ class QueuesManager:
             self._check_empty(name)
         await self._unload([name], deleting=True)
         await self._in_registry(self._registry.remove, name)
+        self._reader.deleted(definition.incarnation)
         del self._definitions[name]
         del self._names[definition.incarnation]
         self._drop_alarm(name)
@@ -370,12 +398,71 @@ class QueuesManager:
 
     async def _in_registry(self, call: Callable[..., T], *arguments: Any) -> T:
         assert self._registry_thread is not None, "checked by whoever was asked"
+        asked = object()
+        self._registry_asked[asked] = self._clock.now()
         try:
-            return await self._registry_thread.run(call, *arguments)
+            value = await self._registry_thread.run(call, *arguments)
         except StoreFull as error:
-            raise DiskFull(f"the disk is full, so no queue can be changed ({error}); make room, then retry") from error
+            text = f"the disk is full, so no queue can be changed ({error}); make room, then retry"
+            raise self._registry_failed(DiskFull(text)) from error
         except (StoreFailed, OSError) as error:
-            raise Unavailable(f"the registry of queues fails ({error}); check the disk, then retry") from error
+            text = f"the registry of queues fails ({error}); check the disk, then retry"
+            raise self._registry_failed(Unavailable(text)) from error
+        finally:
+            del self._registry_asked[asked]
+        self._registry_error = None
+        return value
+
+    def _registry_failed(self, error: MillpondError) -> MillpondError:
+        self._registry_error = error
+        self._meter.registry_failures += 1
+        return error
+
+    # ---- watching -----------------------------------------------------------------------------------------
+
+    def reading(self) -> EngineReading:
+        """For metrics."""
+        return self._reader.read(self._clock.now(), len(self._definitions))
+
+    def live(self) -> Health:
+        """Whether the process is of use, or would be after a restart."""
+        return liveness(self._runners.values(), self._registry_thread is None or self._registry_thread.alive)
+
+    def ready(self, *, draining: bool = False) -> Health:
+        """Whether requests should come here."""
+        now = self._clock.now()
+        self._try_registry(now)
+        return readiness(
+            is_open=self._open,
+            draining=draining,
+            registry=registry_check(
+                failed=self._registry_error is not None,
+                full=isinstance(self._registry_error, DiskFull),
+                stalled=any(now - asked > STALL_MS for asked in self._registry_asked.values()),
+            ),
+            runners=self._runners.values(),
+            now=now,
+        )
+
+    def _try_registry(self, now: int) -> None:
+        """Nobody may ask for a queue that sleeps, and then only this finds out that the registry is well again."""
+        if self._registry_error is None or not self._open or now - self._registry_tried_at < REGISTRY_AGAIN_MS:
+            return
+        self._registry_tried_at = now
+        if not self._changes.locked():  # else a call is under way
+            self._spawn(self._write_again())
+
+    async def _write_again(self) -> None:
+        """A row as it is: what failed was most likely a write."""
+        async with self._changes:
+            some = next(iter(self._definitions.values()), None)
+            try:
+                if some is None:
+                    await self._in_registry(self._registry.load)
+                else:
+                    await self._in_registry(self._registry.put, [some])
+            except MillpondError as error:
+                log.warning("%s", error)
 
     # ---- loading and unloading ----------------------------------------------------------------------------
 
@@ -406,7 +493,9 @@ class QueuesManager:
             lanes.append(Lane(one, store, Bodies(self._budget)))
         rng = Random(self._rng.random())
         queue = LogicalQueue(definition, lanes, rng, self._definitions.__contains__, self._clock.now())
-        self._runners[definition.name] = Runner(queue, self._clock, self._send)
+        seen = self._reader.totals_seen(definition.incarnation)
+        self._runners[definition.name] = Runner(queue, self._clock, self._send, self._meter, seen)
+        self._meter.loads += 1
         if self._sweeper is None or self._excess() > 0:
             self._set_sweeper()
 
@@ -450,6 +539,7 @@ class QueuesManager:
                 wake = runner.queue.sleeping_until()
             await runner.close()
             del self._runners[name]
+            self._reader.unloaded(name, runner)
             if clean:
                 asleep.append(replace(self._definitions[name], dirty=False, next_wake=wake or 0))
         if not asleep:

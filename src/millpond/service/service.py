@@ -152,11 +152,9 @@ class Service:
     async def produce(
         self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
     ) -> Sequence[Produced]:
-        records, size, named = validate.new_items(items, self._clock.now)
-        conflict: Any = validate.one_of(on_conflict, "on_conflict", ("ignore", "reject", "replace"))
-        checked = validate.request_id(request_id)
-        name = None if checked is None else request_digest(checked)
-        produced: Sequence[Produced] = await self._ask(queue, Produce(records, size, conflict, name, named))
+        produced: Sequence[Produced] = await self._ask(
+            queue, produce_request(items, on_conflict, request_id, self._clock)
+        )
         return produced
 
     async def lease(
@@ -168,13 +166,7 @@ class Service:
         lease_timeout: Duration | None = None,
         client_id: str = "",
     ) -> Sequence[LeasedItem]:
-        request = Lease(
-            validate.lease_batch(batch),
-            validate.wait_ms(wait),
-            validate.lease_timeout_ms(lease_timeout, low=1),
-            validate.string(client_id, "client_id"),
-        )
-        items: Sequence[LeasedItem] = await self._ask(queue, request)
+        items: Sequence[LeasedItem] = await self._ask(queue, lease_request(batch, wait, lease_timeout, client_id))
         return items
 
     async def complete(
@@ -345,3 +337,20 @@ class Service:
             updated_at=to_datetime(definition.updated_at),
             loaded=self._manager.is_loaded(definition.name),
         )
+
+
+def produce_request(items: Items, on_conflict: OnConflict, request_id: str | None, clock: Clock) -> Produce:
+    records, size, named = validate.new_items(items, clock.now)
+    conflict: Any = validate.one_of(on_conflict, "on_conflict", ("ignore", "reject", "replace"))
+    checked = validate.request_id(request_id)
+    name = None if checked is None else request_digest(checked)
+    return Produce(records, size, conflict, name, named)
+
+
+def lease_request(batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str) -> Lease:
+    return Lease(
+        validate.lease_batch(batch),
+        validate.wait_ms(wait),
+        validate.lease_timeout_ms(lease_timeout, low=1),
+        validate.string(client_id, "client_id"),
+    )

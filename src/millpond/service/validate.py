@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -50,6 +51,7 @@ from millpond.queue.requests import RetryItem
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CORRELATION = re.compile(r"[\x20-\x7e]{1,128}")
+_DURATION_CHARS_MAX = 100  # of the longest sensible one
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+", re.ASCII)
 _SHORT_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
@@ -123,15 +125,24 @@ def _duration(value: Any, name: str) -> int:
             raise InvalidRequest(f"{name} is {_number(value)} s, which is no duration; use seconds or '1m30s'")
         return round(value * 1000)
     if isinstance(value, str):
-        text = value.strip()
-        if len(text) <= 100:
-            if _SHORT.fullmatch(text):
-                return round(sum(float(n) * _UNITS[unit] for n, unit in _SHORT_PART.findall(text)))
-            iso = _ISO.fullmatch(text)
-            if iso and any(iso.groups()):
-                return round(sum(float(n) * _UNITS[unit] for unit, n in iso.groupdict().items() if n))
-        raise InvalidRequest(f"{name} is {text!r:.60}, which is no duration; write it like '90s', '1m30s' or 'PT90S'")
+        ms = _duration_of_text(value) if len(value) <= _DURATION_CHARS_MAX else None
+        if ms is None:
+            raise InvalidRequest(
+                f"{name} is {value!r:.60}, which is no duration; write it like '90s', '1m30s' or 'PT90S'"
+            )
+        return ms
     raise InvalidRequest(f"{name} is {_type(value)}; give a duration: seconds, or a string like '90s'")
+
+
+@lru_cache  # the same few are sent with every request
+def _duration_of_text(value: str) -> int | None:
+    text = value.strip()
+    if _SHORT.fullmatch(text):
+        return round(sum(float(n) * _UNITS[unit] for n, unit in _SHORT_PART.findall(text)))
+    iso = _ISO.fullmatch(text)
+    if iso and any(iso.groups()):
+        return round(sum(float(n) * _UNITS[unit] for unit, n in iso.groupdict().items() if n))
+    return None
 
 
 def instant_ms(value: Any, name: str) -> int:

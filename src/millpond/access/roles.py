@@ -1,0 +1,68 @@
+"""Who may do what: the roles and the calls of each, as plain data.
+
+A call is named as in its address (`queue.produce` of `/v1/queue.produce`; `metrics` and `dashboard` for the pages). A
+call that is in no role is made by nobody. The docs (docs/howto/secure-a-server.md) and a test hold this table too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PRODUCER: Final = frozenset({"queue.produce", "queue.stage", "stage.publish", "stage.abort"})
+
+CONSUMER: Final = frozenset(
+    {
+        "queues.info",  # lease timeouts and the like: what a consumer sets itself up with
+        "queue.lease",
+        "queue.subscribe",
+        "queue.complete",
+        "queue.retry",
+        "queue.extend",
+        "queue.state",
+        "queue.claim",
+        "claim.read",
+        "claim.complete",
+        "claim.release",  # a reader gives up its own claim
+        "consumer.open",
+    }
+)
+
+VIEWER: Final = frozenset(
+    {
+        "queues.info",
+        "queues.list",
+        "queue.stats",
+        "queue.audit",
+        "items.get",
+        "items.list",
+        "claims.list",
+        "metrics",
+        "dashboard",
+    }
+)
+
+OPERATOR: Final = (
+    VIEWER
+    | PRODUCER
+    | CONSUMER
+    | {"queue.pause", "queue.resume", "queue.clear", "queue.redrive", "queue.cancel", "queue.rebalance"}
+)
+
+ADMIN: Final = OPERATOR | {"queues.create", "queues.update", "queues.delete"}
+
+ROLES: Final = {"producer": PRODUCER, "consumer": CONSUMER, "viewer": VIEWER, "operator": OPERATOR, "admin": ADMIN}
+
+CALLS: Final = ADMIN  # everything that needs a token
+
+LISTS: Final = frozenset({"queues.list", "dashboard"})
+"""Of no one queue: they answer with the queues that the token matches."""
+
+WHOLE: Final = frozenset({"metrics"})
+"""Of no one queue and not to be cut to some: only for tokens of all queues."""
+
+COMMAND_KINDS: Final = frozenset({"command", "task"})
+"""Kinds of jobs. A worker runs what these items say, so producing them is a permission of its own, in any role."""
+
+
+def roles_with(call: str) -> list[str]:
+    return [role for role, calls in ROLES.items() if call in calls]

@@ -1,0 +1,208 @@
+"""Each call of the API on the operations of `Api`: from a decoded request to a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from millpond import model
+from millpond.api import Api
+from millpond.http.exchange import Exchange
+from millpond.http.parked import Parked
+from millpond.http.refusals import ClientGone
+from millpond.http.streaming import GiveBack, Streams
+from millpond.model import LeasedItem, QueueInfo, QueuePage, QueueStats, Redriven, Result, StateWritten
+from millpond.wire import payloads, requests
+from millpond.wire.replies import Cleared, Empty, LeaseReply, LookItem, LookPage, ProduceReply, Results
+
+QueueOf = Callable[[str], str | None]
+
+
+def is_zero(duration: str | float | None) -> bool:
+    """Whether it is no time at all, in whatever way that is written. Nothing and wrong ones are not."""
+    return duration is not None and str(duration)[:1] != "" and not set("123456789") & set(str(duration))
+
+
+class Answers:
+    """What answering needs: the engine, who waits, and which streams are open."""
+
+    def __init__(self, api: Api, parked: Parked, streams: Streams, give_back: GiveBack) -> None:
+        self._api = api
+        self._parked = parked
+        self._streams = streams
+        self._give_back = give_back
+
+    # ---- queues -------------------------------------------------------------------------------------------
+
+    async def create_queue(self, request: requests.CreateQueue, exchange: Exchange) -> QueueInfo:
+        return await self._api.create_queue(**_given(request))
+
+    async def update_queue(self, request: requests.UpdateQueue, exchange: Exchange) -> QueueInfo:
+        return await self._api.update_queue(**_given(request))
+
+    async def queue_info(self, request: requests.NamedQueue, exchange: Exchange) -> QueueInfo:
+        return await self._api.queue_info(request.name)
+
+    async def delete_queue(self, request: requests.DeleteQueue, exchange: Exchange) -> Empty:
+        await self._api.delete_queue(request.name, force=request.force)
+        return Empty()
+
+    async def list_queues(self, request: requests.ListQueues, exchange: Exchange) -> QueuePage:
+        """A page may be short of those that are not for this caller; `next` goes on behind them all the same."""
+        page = await self._api.list_queues(**_given(request))
+        page.queues = [queue for queue in page.queues if exchange.identity.sees(queue.name)]
+        return page
+
+    async def pause(self, request: requests.OneQueue, exchange: Exchange) -> QueueInfo:
+        return await self._api.pause(request.queue)
+
+    async def resume(self, request: requests.OneQueue, exchange: Exchange) -> QueueInfo:
+        return await self._api.resume(request.queue)
+
+    async def stats(self, request: requests.OneQueue, exchange: Exchange) -> QueueStats:
+        return await self._api.stats(request.queue)
+
+    async def clear(self, request: requests.ClearQueue, exchange: Exchange) -> Cleared:
+        return Cleared(await self._api.clear(request.queue, request.states))
+
+    async def redrive(self, request: requests.Redrive, exchange: Exchange) -> Redriven:
+        given = _given(request)
+        if request.filter is not None:
+            given["filter"] = model.RedriveFilter(**msgspec.structs.asdict(request.filter))
+        return await self._api.redrive(**given)
+
+    # ---- items --------------------------------------------------------------------------------------------
+
+    async def produce(self, request: requests.Produce | requests.ProducePlain, exchange: Exchange) -> ProduceReply:
+        items = payloads.new_items(request, exchange.request_codec, exchange.asked_correlation_id)
+        produced = await self._api.produce(
+            request.queue, items, on_conflict=request.on_conflict, request_id=request.request_id
+        )
+        _mirror(exchange, produced)
+        return ProduceReply(list(produced))
+
+    async def lease(self, request: requests.Lease, exchange: Exchange) -> LeaseReply:
+        self._parked.check_open()
+        if not is_zero(request.wait):
+            self._parked.check_room()
+        gone = exchange.gone()
+        items = await self._parked.wait(
+            lambda: self._api.lease(
+                request.queue,
+                batch=request.batch,
+                wait=request.wait,
+                lease_timeout=request.lease_timeout,
+                client_id=request.client_id,
+            ),
+            gone,
+        )
+        if gone.done():
+            await self._return(request.queue, items)
+            raise ClientGone
+        _mirror(exchange, items)
+        return payloads.lease_reply(items, exchange.reply_codec)
+
+    async def _return(self, queue: str, items: Sequence[LeasedItem]) -> None:
+        if items:
+            await self._give_back(queue, [item.lease for item in items])
+
+    async def complete(self, request: requests.Complete, exchange: Exchange) -> Results:
+        results = await self._api.complete(request.leases, queue=request.queue, result=request.result)
+        return self._settled(request.leases, results, exchange)
+
+    async def retry(self, request: requests.Retry, exchange: Exchange) -> Results:
+        results = await self._api.retry(payloads.retries(request.items), queue=request.queue)
+        return self._settled([item.lease for item in request.items], results, exchange)
+
+    async def extend(self, request: requests.Extend, exchange: Exchange) -> Results:
+        results = await self._api.extend(request.leases, queue=request.queue, lease_timeout=request.lease_timeout)
+        if is_zero(request.lease_timeout):
+            return self._settled(request.leases, results, exchange)
+        _mirror(exchange, results)
+        return Results(list(results))
+
+    def _settled(self, leases: Sequence[str], results: Sequence[Result], exchange: Exchange) -> Results:
+        """Streams that hold these leases have room for more."""
+        self._streams.settle(leases, results)
+        _mirror(exchange, results)
+        return Results(list(results))
+
+    async def write_state(self, request: requests.WriteState, exchange: Exchange) -> StateWritten:
+        written = await self._api.write_state(
+            request.lease, request.state_doc, version=request.version, queue=request.queue
+        )
+        exchange.correlation_id = written.correlation_id
+        return written
+
+    async def cancel(self, request: requests.Cancel, exchange: Exchange) -> Results:
+        results = await self._api.cancel(request.queue, request.ids)
+        _mirror(exchange, results)
+        return Results(list(results))
+
+    async def get_item(self, request: requests.GetItem, exchange: Exchange) -> LookItem:
+        item = await self._api.get_item(request.queue, request.id)
+        exchange.correlation_id = item.correlation_id
+        return payloads.look_item(item, exchange.reply_codec)
+
+    async def list_items(self, request: requests.ListItems, exchange: Exchange) -> LookPage:
+        return payloads.look_page(await self._api.list_items(**_given(request)), exchange.reply_codec)
+
+
+Answer = Callable[[Answers, Any, Exchange], Awaitable[Any]]
+
+ANSWERS: dict[str, Answer] = {
+    "queues.create": Answers.create_queue,
+    "queues.update": Answers.update_queue,
+    "queues.info": Answers.queue_info,
+    "queues.delete": Answers.delete_queue,
+    "queues.list": Answers.list_queues,
+    "queue.produce": Answers.produce,
+    "queue.lease": Answers.lease,
+    "queue.complete": Answers.complete,
+    "queue.retry": Answers.retry,
+    "queue.extend": Answers.extend,
+    "queue.state": Answers.write_state,
+    "queue.cancel": Answers.cancel,
+    "queue.stats": Answers.stats,
+    "queue.pause": Answers.pause,
+    "queue.resume": Answers.resume,
+    "queue.clear": Answers.clear,
+    "queue.redrive": Answers.redrive,
+    "items.get": Answers.get_item,
+    "items.list": Answers.list_items,
+}
+
+
+def queues_named(request: Any, queue_of: QueueOf) -> Iterator[str]:
+    """Every queue that a request touches: by name, as its dead queue, or by a lease token of it."""
+    name = getattr(request, "queue", None) or getattr(request, "name", None)
+    if name is not None:
+        yield name
+    dead_queue = getattr(request, "dead_queue", None)
+    if isinstance(dead_queue, str):
+        yield dead_queue
+    if name is None:
+        yield from {found for lease in _leases_of(request) if (found := queue_of(lease)) is not None}
+
+
+def _leases_of(request: Any) -> Iterable[str]:
+    if isinstance(request, requests.Retry):
+        return [item.lease for item in request.items]
+    return [request.lease] if isinstance(request, requests.WriteState) else getattr(request, "leases", ())
+
+
+def _mirror(exchange: Exchange, replies: Sequence[Any]) -> None:
+    if len(replies) == 1:
+        exchange.correlation_id = replies[0].correlation_id
+
+
+def _given(request: Any) -> dict[str, Any]:
+    """A request's fields as arguments, without those that were left out."""
+    return {name: _plain(value) for name, value in msgspec.structs.asdict(request).items() if value is not UNSET}
+
+
+def _plain(value: Any) -> Any:
+    return _given(value) if isinstance(value, requests.BackoffFields) else value

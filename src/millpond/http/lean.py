@@ -1,0 +1,429 @@
+"""The hot calls without ASGI: no scope, no task, one write.
+
+It takes what it can answer well: a whole POST of produce, lease, complete, retry or extend, for a queue that is awake.
+Everything else, and every request that is wrong in any way, goes on to the application with what was read of it, as
+uvicorn would have handed it over: there is one place that refuses. Its answers are those of the application, which is
+the oracle in the tests. It leans on uvicorn's internals, so uvicorn's minor version is pinned.
+
+Replies on a connection go out in the order of the requests: a request that comes before its predecessor is answered
+waits in uvicorn's `pipeline`, whichever way it will be answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from millpond import model
+from millpond.api import Begin, Begun, Reply
+from millpond.errors import InternalError, MillpondError
+from millpond.http.answers import is_zero
+from millpond.http.app import PREFIX, App
+from millpond.http.exchange import ONCE, preferred_codec, printable, refusal_headers
+from millpond.http.protocol import ConnectionLimits, GuardedProtocol
+from millpond.http.refusals import TooSlow
+from millpond.model import LeasedItem, Produced, Result
+from millpond.wire import JSON, Codec, codec_of, payloads, requests
+from millpond.wire.replies import LeaseReply, ProduceReply, Results
+
+log = logging.getLogger(__name__)
+
+_LONG_WAY = frozenset({b"expect", b"content-encoding", b"upgrade"})  # headers that change what a request is
+_CODECS_MAX = 100  # pairs of Content-Type and Accept remembered: clients send one or two
+_COMMON_HEADERS = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+
+
+class _NoEvent:
+    """For uvicorn, which sets a cycle's event when the connection is lost."""
+
+    def set(self) -> None:
+        pass
+
+
+_NO_EVENT = _NoEvent()
+
+
+class LeanCycle:
+    """A request of a hot call and its reply, in the place of uvicorn's RequestResponseCycle."""
+
+    __slots__ = (
+        *("began", "begun", "body", "call", "codec", "complete", "correlation_id", "disconnected", "headers"),
+        *("identity", "keep_alive", "leases", "message_event", "parked", "reply_codec", "response_complete"),
+    )
+
+    def __init__(self, call: str, headers: list[tuple[bytes, bytes]], keep_alive: bool, began: float) -> None:
+        self.call = call
+        self.began = began
+        self.headers = headers
+        self.keep_alive = keep_alive
+        self.body: bytes | bytearray = b""
+        self.complete = False  # all of it was read
+        self.disconnected = False
+        self.response_complete = False
+        self.message_event = _NO_EVENT
+        self.begun: Begun | None = None
+        self.parked = False
+        self.codec = self.reply_codec = JSON
+        self.identity: Any = None
+        self.leases: Sequence[str] = ()  # that it ends, if all goes well
+        self.correlation_id: str | None = None
+
+    def leave(self, application: App) -> None:
+        if self.parked:
+            self.parked = False
+            application.parked.leave(self)
+
+    def cancel(self) -> None:
+        """As a task's, for a drain: the reply is empty and comes at once, what was leased goes back."""
+        if self.begun is not None:
+            self.begun.withdraw()
+
+
+class _LongWay(Exception):
+    """Not for here."""
+
+
+class LeanProtocol(GuardedProtocol):
+    """`use` binds it to an application and an engine."""
+
+    application: ClassVar[App]
+    engine: ClassVar[Begin]
+    codecs: ClassVar[dict[tuple[bytes, bytes | None], tuple[Codec, Codec]]] = {}
+
+    @classmethod
+    def use(cls, application: App, engine: Begin, limits: ConnectionLimits) -> type[LeanProtocol]:
+        bound = {"application": application, "engine": engine, "connection_limits": limits, "codecs": {}}
+        return type("BoundLeanProtocol", (cls,), bound)
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._reading: LeanCycle | None = None  # the request that is being read, if it is one of ours
+
+    # ---- the request --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Without the scope: it is made when it turns out to be needed."""
+        self.begin_head()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self._reading = None
+
+    def on_headers_complete(self) -> None:
+        self.end_head()
+        cycle = self._admitted()
+        if cycle is None:
+            self._make_scope()
+            super().on_headers_complete()
+            return
+        before, self.cycle, self._reading = self.cycle, cycle, cycle
+        if before is None or before.response_complete:
+            self.answering = cycle
+        else:
+            self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]
+            self.read_on()
+
+    def _admitted(self) -> LeanCycle | None:
+        """None: not for here. Who asks is known before the body is read."""
+        call = CALLS.get(self.url)
+        if call is None or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
+            return None
+        found = dict(self.headers)
+        if not _LONG_WAY.isdisjoint(found) or (len(found) < len(self.headers) and _is_ambiguous(self.headers)):
+            return None
+        application = self.application
+        try:
+            if int(found.get(b"content-length", 0)) > application.limits.body_bytes_max:
+                return None
+            application.check_host(found.get(b"host"))
+            codec, reply_codec = self._codecs(found[b"content-type"], found.get(b"accept"))
+            identity = application.gate.authenticate(found.get(b"authorization"))
+        except Exception:  # wrong, or a stranger: whatever it is, the application says so
+            return None
+        cycle = LeanCycle(call, self.headers, self.parser.should_keep_alive(), self.begun_at)
+        cycle.codec, cycle.reply_codec, cycle.identity = codec, reply_codec, identity
+        cycle.correlation_id = printable(found.get(b"x-correlation-id"))
+        return cycle
+
+    def _make_scope(self) -> None:
+        headers, expect, url = self.headers, self.expect_100_continue, self.url
+        super().on_message_begin()
+        self.headers += headers  # the list is the scope's too
+        self.expect_100_continue, self.url = expect, url
+
+    def on_body(self, body: bytes) -> None:
+        cycle = self._reading
+        if cycle is None:
+            super().on_body(body)
+            return
+        if not cycle.body:
+            cycle.body = body
+        elif isinstance(cycle.body, bytes):
+            cycle.body = bytearray(cycle.body) + body
+        else:
+            cycle.body += body
+        if len(cycle.body) > self.application.limits.body_bytes_max:
+            self._reading = None
+            self._take_long_way(cycle)
+
+    def on_message_complete(self) -> None:
+        cycle = self._reading
+        if cycle is None:
+            super().on_message_complete()
+            return
+        self._reading = None
+        cycle.complete = True
+        if self.answering is cycle:
+            self._begin(cycle)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Its turn has come."""
+        if not isinstance(cycle, LeanCycle):
+            super()._start_asgi_task(cycle, app)
+            return
+        self.answering = cycle
+        if cycle.complete:
+            self._begin(cycle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if isinstance(self.answering, LeanCycle) and not self.answering.response_complete:
+            self.answering.cancel()
+
+    def sweep(self, now: float) -> None:
+        super().sweep(now)
+        timeout = self.application.limits.body_timeout_s
+        if self._reading is not None and now - self.begun_at > timeout:
+            self.refuse(TooSlow(f"the body did not arrive within {timeout:g} s; send it faster, or less of it"))
+
+    # ---- the long way -------------------------------------------------------------------------------------
+
+    def _take_long_way(self, cycle: LeanCycle) -> None:
+        """Hand it to the application, with what was read of it."""
+        scope: Any = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+            "headers": cycle.headers,
+            "state": {},
+            "method": "POST",
+            "path": f"{PREFIX}{cycle.call}",
+            "raw_path": f"{PREFIX}{cycle.call}".encode(),
+            "query_string": b"",
+        }
+        long = RequestResponseCycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=cycle.keep_alive,
+            on_response=self.on_response_complete,
+        )
+        long.body, long.more_body = bytearray(cycle.body), not cycle.complete
+        long.message_event.set()
+        if self.cycle is cycle:
+            self.cycle = long
+        if self.answering is cycle:
+            self._start_asgi_task(long, self.app)
+        else:
+            waiting: list[Any] = [one for one, _ in self.pipeline]
+            self.pipeline[waiting.index(cycle)] = (long, self.app)
+
+    # ---- the answer ---------------------------------------------------------------------------------------
+
+    def _begin(self, cycle: LeanCycle) -> None:
+        try:
+            begun = STARTS[cycle.call](self, cycle, partial(self._done, cycle))
+        except Exception:  # wrong, not allowed, too many: the application says so
+            begun = None
+        if begun is None:
+            cycle.leave(self.application)
+            self._take_long_way(cycle)
+        else:
+            cycle.begun = begun
+
+    def _codecs(self, content_type: bytes, accept: bytes | None) -> tuple[Codec, Codec]:
+        known = self.codecs.get((content_type, accept))
+        if known is None:
+            codec = codec_of(content_type.decode("latin-1"))
+            if codec is None or b"charset" in content_type.lower():
+                raise _LongWay
+            reply_codec = codec if accept is None else preferred_codec(accept.decode("latin-1"), codec)
+            known = (codec, reply_codec)
+            if len(self.codecs) < _CODECS_MAX:
+                self.codecs[content_type, accept] = known
+        return known
+
+    def _done(self, cycle: LeanCycle, reply: Reply) -> None:
+        """The engine has answered. Nothing may be raised into its loop."""
+        cycle.leave(self.application)
+        if cycle.begun is None:  # it answered at once, while we are still in its call
+            self.loop.call_soon(self._write_reply, cycle, reply)
+        else:
+            self._write_reply(cycle, reply)
+
+    def _write_reply(self, cycle: LeanCycle, reply: Reply) -> None:
+        if cycle.disconnected:
+            self.application.meter.count(cycle.call, 0, self.loop.time() - cycle.began)
+            return
+        try:
+            if reply.error is not None:
+                self._write_error(cycle, reply.error)
+                return
+            value = FINISHES[cycle.call](self, cycle, reply.value)
+            self._write(cycle, 200, cycle.reply_codec.encode(value))
+        except Exception as bug:
+            log.error("%s failed", cycle.call, exc_info=bug)
+            self._write_error(cycle, InternalError("millpond has a bug; its log has more"))
+
+    def _write_error(self, cycle: LeanCycle, error: MillpondError) -> None:
+        cycle.correlation_id = error.details.get("correlation_id", cycle.correlation_id)
+        headers = b"".join(b"%s: %s\r\n" % header for header in refusal_headers(error))
+        self._write(cycle, error.status, cycle.reply_codec.encode_error(error), headers)
+
+    def _write(self, cycle: LeanCycle, status: int, body: bytes, headers: bytes = b"") -> None:
+        named = cycle.correlation_id
+        self.transport.write(
+            b"%bcontent-type: %b\r\n%bcontent-length: %d\r\n%b%b%b\r\n%b"
+            % (
+                STATUS_LINE[status],
+                cycle.reply_codec.media_type_bytes,
+                _COMMON_HEADERS,
+                len(body),
+                headers,
+                b"" if named is None else b"x-correlation-id: %b\r\n" % named.encode(),
+                b"" if cycle.keep_alive else b"connection: close\r\n",
+                body,
+            )
+        )
+        meter = self.application.meter
+        meter.bytes_received += len(cycle.body)
+        meter.bytes_sent += len(body)
+        meter.count(cycle.call, status, self.loop.time() - cycle.began)
+        cycle.response_complete = True
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+
+def _is_ambiguous(headers: list[tuple[bytes, bytes]]) -> bool:
+    names = [name for name, _ in headers]
+    return any(names.count(name) > 1 for name in ONCE)
+
+
+# ---- the calls: how each begins, and what becomes of its reply --------------------------------------------
+
+Done = Callable[[Reply], None]
+
+
+def _begin_produce(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
+    request = cycle.codec.decode_produce(cycle.body)
+    protocol.application.gate.authorize(cycle.identity, cycle.call, request.queue, payloads.kinds_of(request))
+    items = payloads.new_items(request, cycle.codec, cycle.correlation_id)
+    return protocol.engine.begin_produce(request.queue, items, request.on_conflict, request.request_id, done)
+
+
+def _begin_lease(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
+    request = cycle.codec.decode(cycle.body, requests.Lease)
+    protocol.application.gate.authorize(cycle.identity, cycle.call, request.queue)
+    parked = protocol.application.parked
+    parked.check_open()
+    if not is_zero(request.wait):
+        parked.enter(cycle)
+        cycle.parked = True
+    return protocol.engine.begin_lease(
+        request.queue, request.batch, request.wait, request.lease_timeout, request.client_id, done
+    )
+
+
+def _begin_complete(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
+    request = cycle.codec.decode(cycle.body, requests.Complete)
+    if request.queue is None or request.result is not None:
+        raise _LongWay
+    protocol.application.gate.authorize(cycle.identity, cycle.call, request.queue)
+    cycle.leases = request.leases
+    return protocol.engine.begin_complete(request.queue, request.leases, done)
+
+
+def _begin_retry(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
+    request = cycle.codec.decode(cycle.body, requests.Retry)
+    if request.queue is None:
+        raise _LongWay
+    protocol.application.gate.authorize(cycle.identity, cycle.call, request.queue)
+    cycle.leases = [item.lease for item in request.items]
+    items = [model.Retry(**msgspec.structs.asdict(item)) for item in request.items]
+    return protocol.engine.begin_retry(request.queue, items, done)
+
+
+def _begin_extend(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
+    request = cycle.codec.decode(cycle.body, requests.Extend)
+    if request.queue is None:
+        raise _LongWay
+    protocol.application.gate.authorize(cycle.identity, cycle.call, request.queue)
+    if is_zero(request.lease_timeout):
+        cycle.leases = request.leases
+    return protocol.engine.begin_extend(request.queue, request.leases, request.lease_timeout, done)
+
+
+def _produced(protocol: LeanProtocol, cycle: LeanCycle, produced: Sequence[Produced]) -> ProduceReply:
+    _mirror(cycle, produced)
+    return ProduceReply(list(produced))
+
+
+def _leased(protocol: LeanProtocol, cycle: LeanCycle, items: Sequence[LeasedItem]) -> LeaseReply:
+    reply = payloads.lease_reply(items, cycle.reply_codec)
+    _mirror(cycle, reply.items)
+    return reply
+
+
+def _settled(protocol: LeanProtocol, cycle: LeanCycle, results: Sequence[Result]) -> Results:
+    """Streams that hold these leases have room for more."""
+    if cycle.leases:
+        protocol.application.streams.settle(cycle.leases, results)
+    _mirror(cycle, results)
+    return Results(list(results))
+
+
+def _mirror(cycle: LeanCycle, replies: Sequence[Any]) -> None:
+    if len(replies) == 1:
+        cycle.correlation_id = replies[0].correlation_id
+
+
+STARTS: dict[str, Callable[[LeanProtocol, LeanCycle, Done], Begun | None]] = {
+    "queue.produce": _begin_produce,
+    "queue.lease": _begin_lease,
+    "queue.complete": _begin_complete,
+    "queue.retry": _begin_retry,
+    "queue.extend": _begin_extend,
+}
+FINISHES: dict[str, Callable[[LeanProtocol, LeanCycle, Any], Any]] = {
+    "queue.produce": _produced,
+    "queue.lease": _leased,
+    "queue.complete": _settled,
+    "queue.retry": _settled,
+    "queue.extend": _settled,
+}
+CALLS: dict[bytes, str] = {f"{PREFIX}{name}".encode(): name for name in STARTS}

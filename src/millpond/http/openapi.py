@@ -1,0 +1,98 @@
+"""The schema of the API, OpenAPI 3.1, from the types that requests are decoded into."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from millpond.wire import CALLS, Call
+from millpond.wire.codec import JSON, MSGPACK
+from millpond.wire.replies import ErrorReply
+
+MEDIA_TYPES = (JSON.media_type, MSGPACK.media_type)
+REFUSALS = {
+    400: "The request is wrong.",
+    401: "No token, or one that does not count.",
+    403: "The token is not for this, or the host is not ours.",
+    404: "No such queue or item.",
+    408: "The body came too slowly.",
+    409: "Not in the present state.",
+    413: "Too many items or bytes.",
+    415: "Not JSON or MessagePack.",
+    429: "A limit is reached; see Retry-After.",
+    500: "A bug of ours.",
+    501: "Not built yet.",
+    503: "Try again later; see Retry-After.",
+    507: "The disk is full.",
+}
+
+
+@cache
+def schema() -> dict[str, Any]:
+    types = [*dict.fromkeys([kind for call in CALLS.values() for kind in (call.request, call.reply)]), ErrorReply]
+    refs, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    references = dict(zip(types, refs, strict=True))
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "millpond",
+            "version": version("millpond"),
+            "description": "A durable work queue. Every call is a POST; replies are bare objects.",
+        },
+        "paths": {f"/v1/{call.name}": {"post": _operation(call, references)} for call in CALLS.values()} | _pages(),
+        "components": {
+            "schemas": components,
+            "responses": {str(status): _refusal(text, references[ErrorReply]) for status, text in REFUSALS.items()},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+@cache
+def document() -> bytes:
+    return msgspec.json.format(msgspec.json.encode(schema()), indent=2)
+
+
+def _operation(call: Call, references: dict[Any, Any]) -> dict[str, Any]:
+    refusals = {str(status): {"$ref": f"#/components/responses/{status}"} for status in REFUSALS}
+    return {
+        "operationId": call.name,
+        "tags": [call.name.partition(".")[0]],
+        "summary": call.purpose,
+        "requestBody": {"required": True, "content": _content(references[call.request])},
+        "responses": ({"200": _success(call, references[call.reply])} if call.built else {}) | refusals,
+    }
+
+
+def _success(call: Call, reference: Any) -> dict[str, Any]:
+    if call.name == "queue.subscribe":
+        return {"description": "A line an item.", "content": {"application/x-ndjson": {"schema": reference}}}
+    return {"description": "Done.", "content": _content(reference)}
+
+
+def _refusal(text: str, reference: Any) -> dict[str, Any]:
+    return {"description": text, "content": _content(reference)}
+
+
+def _content(reference: Any) -> dict[str, Any]:
+    return {media_type: {"schema": reference} for media_type in MEDIA_TYPES}
+
+
+def _pages() -> dict[str, Any]:
+    purposes = {
+        "/health": "Whether the process answers.",
+        "/ready": "Whether it should be sent requests; 503 if not.",
+        "/metrics": "For Prometheus.",
+        "/openapi.json": "This schema.",
+    }
+    made: dict[str, Any] = {}
+    for path, text in purposes.items():
+        responses: dict[str, Any] = {"200": {"description": "Here it is."}}
+        if path == "/ready":
+            responses["503"] = {"$ref": "#/components/responses/503"}
+        made[path] = {"get": {"operationId": path[1:], "summary": text, "tags": ["server"], "responses": responses}}
+    return made

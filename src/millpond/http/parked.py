@@ -1,0 +1,69 @@
+"""Leases that wait for items: bounded in number, and ended by a drain or by their client's going away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from millpond.errors import Closed, TooManyRequests
+from millpond.model import LeasedItem
+
+RETRY_AFTER_S = 5  # places free up as polls end, and many clients would come back at once
+
+
+class Waiting(Protocol):
+    def cancel(self) -> Any: ...
+
+
+class Parked:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: set[Waiting] = set()
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def check_room(self) -> None:
+        if len(self._waiting) >= self._limit:
+            raise TooManyRequests(
+                f"{self._limit} leases wait here already, the limit; come back later, or lease without `wait`",
+                retry_after=RETRY_AFTER_S,
+            )
+
+    def check_open(self) -> None:
+        """An empty reply would have every consumer ask again at once."""
+        if self.draining:
+            raise Closed("the server is shutting down and leases nothing more; complete what you hold, and try another")
+
+    def enter(self, waiting: Waiting) -> None:
+        self.check_room()
+        self._waiting.add(waiting)
+
+    def leave(self, waiting: Waiting) -> None:
+        self._waiting.discard(waiting)
+
+    async def wait(
+        self, lease: Callable[[], Coroutine[Any, Any, Sequence[LeasedItem]]], gone: asyncio.Future[None]
+    ) -> Sequence[LeasedItem]:
+        """What the lease gives; nothing if a drain ended it, or the client's going: then the engine takes all back."""
+        task = asyncio.ensure_future(lease())
+        self._waiting.add(task)
+        either: set[asyncio.Future[Any]] = {task, gone}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
+            self._waiting.discard(task)
+        return () if task.cancelled() else task.result()
+
+    def drain(self) -> None:
+        self.draining = True
+        for waiting in list(self._waiting):
+            waiting.cancel()

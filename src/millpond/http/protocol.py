@@ -1,0 +1,196 @@
+"""A connection that cannot be held for nothing: uvicorn's protocol on httptools, with bounds.
+
+uvicorn sets a timer for every reply and none for a request that never ends. Here one sweep a second looks at all
+connections: those that are idle for too long are closed, those that dawdle over their headers are told so. Headers
+are bounded in bytes, connections in number, and what cannot be parsed is refused in the shape of all errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from millpond.errors import InvalidRequest, MillpondError, TooManyRequests, Unavailable
+from millpond.http.refusals import HeadersTooLarge, TooSlow
+from millpond.wire import JSON
+
+PIPELINE_MAX = 16  # requests that are read ahead of their turn; the rest waits in the socket
+SWEEP_EVERY_S = 1.0  # how late an idle connection may be closed
+CONNECTIONS_RETRY_S = 1
+
+
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    header_bytes_max: int = 32 << 10  # a token, a cookie jar and a proxy's remarks
+    header_timeout_s: float = 10.0  # a request's headers come in one packet, or a handful
+    stall_timeout_s: float = 10.0  # with so much behind a long poll that its client could not be seen to leave
+    idle_timeout_s: float = 75.0  # longer than a load balancer's minute, so that it closes first
+    connections_max: int = 20_000  # each costs a file descriptor and some 9 KiB
+
+
+class _Refused(Exception):
+    """Raised in a callback of the parser to end the parsing."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    connection_limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.cycle: Any = None  # the request that came last
+        self.answering: Any = None  # the one whose turn it is
+        self._head_bytes = 0
+        self._in_head = False
+        self._refusal: MillpondError | None = None
+        self._held = False  # the next answer waits until this one is read
+        self._active_at = self.begun_at = self.loop.time()
+
+    # ---- bounds on a request's head -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.connection_limits.connections_max:
+            self.refuse(Unavailable("too many connections are open here; close some, or come back later"))
+
+    def data_received(self, data: bytes) -> None:
+        self._active_at = self.loop.time()
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.connection_limits.header_bytes_max and not self.transport.is_closing():
+                self.refuse(self._too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.begin_head()
+
+    def begin_head(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        self.begun_at = self._active_at
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.end_head()
+        super().on_headers_complete()
+        self.read_on()
+
+    def read_on(self) -> None:
+        """uvicorn reads nothing behind a request; but then a client that waits cannot be seen to leave."""
+        if len(self.pipeline) < PIPELINE_MAX:
+            self.flow.resume_reading()
+        else:
+            self.flow.pause_reading()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self.answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """uvicorn tells only the request that came last."""
+        super().connection_lost(exc)
+        if self.answering is not None and not self.answering.response_complete:
+            self.answering.disconnected = True
+            self.answering.message_event.set()
+
+    def end_head(self) -> None:
+        self._in_head = False
+        if self._head_bytes + len(self.url) > self.connection_limits.header_bytes_max:
+            self._refusal = self._too_large()
+            raise _Refused
+
+    def _too_large(self) -> HeadersTooLarge:
+        limit = self.connection_limits.header_bytes_max
+        return HeadersTooLarge(f"the headers have more than {limit} bytes; send fewer, or shorter ones")
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls when the parser gives up."""
+        self.refuse(self._refusal or InvalidRequest("this is not HTTP/1.1; speak it, or check the address"))
+
+    def refuse(self, error: MillpondError) -> None:
+        """Written at once, without a thought for what else is under way: the connection is over."""
+        if self.transport.is_closing():
+            return
+        body = JSON.encode_error(error)
+        retry = b"retry-after: %d\r\n" % CONNECTIONS_RETRY_S if error.retryable else b""
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        self.transport.write(b"".join((STATUS_LINE[error.status], head, retry, b"\r\n", body)))
+        self.transport.close()
+
+    # ---- time ---------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, without a timer."""
+        self.server_state.total_requests += 1
+        self._active_at = self.loop.time()
+        if self.transport.is_closing():
+            return
+        if self.flow.write_paused:  # a client that does not read gets no more answers
+            self._held = True
+            self.flow.pause_reading()
+        else:
+            self._proceed()
+
+    def _proceed(self) -> None:
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._held:
+            self._held = False
+            self._proceed()
+
+    def sweep(self, now: float) -> None:
+        if self.transport.is_closing():
+            return
+        limits = self.connection_limits
+        if self._in_head:
+            if now - self.begun_at > limits.header_timeout_s:
+                self.refuse(TooSlow(f"the headers did not arrive within {limits.header_timeout_s:g} s; send them"))
+        elif len(self.pipeline) >= PIPELINE_MAX and now - self._active_at > limits.stall_timeout_s:
+            self.refuse(
+                TooManyRequests(
+                    f"more than {PIPELINE_MAX} requests wait behind one on this connection; use another for long polls",
+                    retry_after=CONNECTIONS_RETRY_S,
+                )
+            )
+        elif (self.cycle is None or self.cycle.response_complete) and now - self._active_at > limits.idle_timeout_s:
+            self.transport.close()
+
+
+class Sweeper:
+    """Once a second, all connections."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connections: Collection[Any]) -> None:
+        self._loop = loop
+        self._connections = connections
+        self._timer = loop.call_later(SWEEP_EVERY_S, self._sweep)
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        for connection in list(self._connections):
+            connection.sweep(now)
+        self._timer = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
+
+    def stop(self) -> None:
+        self._timer.cancel()

@@ -1,0 +1,183 @@
+"""`millpond serve`: a data directory behind HTTP. The composition root of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import ssl
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any
+
+import uvloop
+
+from millpond.access.tokens_file import TokensFile
+from millpond.config.addresses import check_bind, host_names, only_local
+from millpond.config.certificates import tls_context
+from millpond.config.settings import Address, Config
+from millpond.errors import InvalidRequest, NotFound
+from millpond.http.app import App, Limits, readiness
+from millpond.http.auth import Guard
+from millpond.http.listener import Listener
+from millpond.http.metrics import MetricsPage
+from millpond.http.protocol import ConnectionLimits
+from millpond.model import Health
+from millpond.service.lean import LeanService
+from millpond.sharing import SharedPond
+
+log = logging.getLogger("millpond.server")
+
+
+def serve(config: Config) -> None:
+    """Until SIGTERM or SIGINT: the first drains, the second does not wait for that."""
+    uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    told_again = asyncio.Event()
+
+    def tell() -> None:
+        (told_again if told.is_set() else told).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, tell)
+    server = Server(config)
+    await server.start()
+    await told.wait()
+    log.info("ending: no more leases; completes are taken for %g s at most", config.timeouts.shutdown)
+    stopping = asyncio.ensure_future(server.stop())
+    insisting = asyncio.ensure_future(told_again.wait())
+    await asyncio.wait({stopping, insisting}, return_when=asyncio.FIRST_COMPLETED)
+    insisting.cancel()
+    if not stopping.done():
+        stopping.cancel()
+    with suppress(asyncio.CancelledError):
+        await stopping
+    log.info("ended")
+
+
+class Server:
+    """A data directory and its listeners. `addresses` says where it listens, once it does."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._pond = SharedPond(config.data)
+        self._listener: Listener | None = None
+        self._page: MetricsPage | None = None
+        self._sockets: list[str] = []
+        self.addresses: list[Address] = []
+
+    async def start(self) -> None:
+        """The rules for binding are checked here too: nobody listens to the world by leaving out the command line."""
+        config = self._config
+        tokens = TokensFile(config.data).read()
+        problems = check_bind(config, any(token.status(self._pond.clock.now()) == "active" for token in tokens))
+        if problems:
+            raise InvalidRequest("; ".join(problems))
+        tls = tls_context(config.tls)
+        await self._pond.open()
+        try:
+            self._listener = listener = Listener(self._app(), Lean(self._pond), _connection_limits(config))
+            for address in config.bind:
+                await self._listen(listener, address, tls)
+        except BaseException:
+            await self.stop()
+            raise
+        log.info("listening on %s, data in %s", ", ".join(map(str, self.addresses)), config.data)
+
+    async def stop(self) -> None:
+        """No more leases; what is leased may be completed until `timeouts.shutdown` is over. Cancelled, it hurries."""
+        try:
+            if self._listener is not None:
+                await self._listener.stop(self._config.timeouts.shutdown, self._outstanding)
+        finally:
+            for path in self._sockets:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+            await asyncio.shield(self._pond.close())
+
+    def _app(self) -> App:
+        config = self._config
+        pond: Any = self._pond  # it has the methods of Api once it is open
+        return App(
+            pond,
+            gate=Guard(config.data, self._pond.clock.now, open_to_local=only_local(config)),
+            queue_of=self._queue_of,
+            allowed_hosts=host_names(config),
+            live=self._live,
+            ready=self._ready,
+            metrics=self._metrics,
+            now=self._pond.clock.now,
+            limits=Limits(body_bytes_max=config.limits.body_bytes, parked_max=config.limits.parked_leases),
+        )
+
+    async def _listen(self, listener: Listener, address: Address, tls: ssl.SSLContext | None) -> None:
+        try:
+            if address.path:
+                await listener.listen_unix(address.path)
+                self._sockets.append(address.path)
+                self.addresses.append(address)
+            else:
+                bound = await listener.listen(address.host, address.port, tls)
+                self.addresses += [Address(host, port) for host, port in bound]
+        except OSError as error:
+            raise InvalidRequest(f"cannot listen on {address} ({error.strerror or error}); bind another") from error
+
+    def _live(self) -> Health:
+        return Health(status="ok", checks={}) if self._pond.engine is None else self._pond.engine.live()
+
+    def _ready(self, draining: bool) -> Health:
+        return readiness(draining) if self._pond.engine is None else self._pond.engine.ready(draining=draining)
+
+    def _metrics(self, accept: str) -> tuple[bytes, str]:
+        engine, listener = self._pond.engine, self._listener
+        if engine is None or listener is None:
+            raise NotFound("another process owns the data directory, and the metrics; they are here once it has gone")
+        meter = listener.app.meter
+        meter.connections, meter.in_flight = listener.connections, listener.in_flight
+        meter.streams = len(listener.app.streams)
+        if self._page is None:
+            self._page = MetricsPage(engine.reading, meter, version("millpond"))
+        return self._page(accept)
+
+    def _queue_of(self, lease: str) -> str | None:
+        return None if self._pond.engine is None else self._pond.engine.queue_of(lease)
+
+    def _outstanding(self) -> int:
+        """Items that somebody works on; a guest leaves that to the owner."""
+        return 0 if self._pond.engine is None else self._pond.engine.leased_count()
+
+
+class Lean:
+    """The lean calls, while the engine is in this process."""
+
+    def __init__(self, pond: SharedPond) -> None:
+        self._pond = pond
+        self._engine: LeanService | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Bound for good once the engine is here: it does not leave while the process lives."""
+        if self._pond.engine is None:
+            return _not_here
+        if self._engine is None:
+            self._engine = self._pond.engine.lean
+        method = getattr(self._engine, name)
+        setattr(self, name, method)
+        return method
+
+
+def _not_here(*_: Any) -> None:
+    """The queue is not awake here: the long way leads to the owner."""
+
+
+def _connection_limits(config: Config) -> ConnectionLimits:
+    return ConnectionLimits(
+        header_bytes_max=config.limits.header_bytes,
+        header_timeout_s=config.timeouts.header,
+        idle_timeout_s=config.timeouts.keep_alive,
+        connections_max=config.limits.connections,
+    )

@@ -1,0 +1,222 @@
+"""One data directory, any number of processes: the first to open it owns it, the others talk to the owner.
+
+    with millpond.open("./data") as pond:                    # blocking
+    async with millpond.open_async("./data") as pond:        # on the running event loop
+
+Both have the methods of `millpond.api.Api`. The owner runs the engine and answers on a Unix socket in the directory;
+a guest is a client of that socket, and holds a connection whose end tells it that the owner has gone. Then the guests
+try to own the directory, which one of them does, and their calls, which are made again until they are answered, find
+the new owner at the old place. ":memory:" is nobody's but this process's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from millpond.api import Api
+from millpond.blocking import Pond
+from millpond.clock import Clock
+from millpond.directory import SOCKET
+from millpond.embedded import AsyncPond
+from millpond.errors import Conflict, DirectoryInUse
+
+if TYPE_CHECKING:
+    from millpond.client import AsyncClient
+    from millpond.http.listener import Listener
+
+log = logging.getLogger(__name__)
+OPERATIONS = [name for name in vars(Api) if not name.startswith("_")]
+SETTLE_S = 30.0  # an owner that begins with many queues, or ends with many commits, has done so by then
+LOOK_S = 0.02  # between tries to own the directory or to meet its owner, while neither can be had
+CLOSE_GRACE_S = 5.0  # for the replies that are under way when an owner closes
+TRY_AGAIN_S = 1.0  # after a failed attempt to take over
+SOCKET_PATH_MAX = 100  # bytes; the system takes 107
+
+
+def open_async(path: str | Path, *, clock: Clock | None = None, listen: bool = True) -> AsyncPond:
+    """A pond on `path`, for `async with`. Without `listen` it is there for a moment: as an owner it answers nobody."""
+    if str(path) == ":memory:":
+        return AsyncPond(path, clock=clock)
+    return cast(AsyncPond, SharedPond(path, clock=clock, listen=listen))
+
+
+def open(path: str | Path, *, clock: Clock | None = None, listen: bool = True) -> Pond:
+    """A pond on `path`, for any number of threads. It is open on return; `close` it, or use `with`."""
+    return Pond(open_async(path, clock=clock, listen=listen))
+
+
+class Watch(asyncio.Protocol):
+    """A connection that carries nothing: it ends with the owner."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.gone: asyncio.Future[None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+
+class SharedPond:
+    """Once it is open it has the methods of `Api`: those of the engine if that is here, else those of a client."""
+
+    def __init__(self, path: str | Path, *, clock: Clock | None = None, listen: bool = True) -> None:
+        self.clock = clock or Clock()
+        self._engine = AsyncPond(path, clock=self.clock)
+        self._directory = Path(path).absolute()
+        self._listen = listen
+        self._owner = False
+        self._client: AsyncClient | None = None
+        self._listener: Listener | None = None
+        self._watch: Watch | None = None
+        self._heir: asyncio.Task[None] | None = None  # waits for the owner to go
+        self._folder: int | None = None  # of a directory whose name is too long for a socket's path
+
+    def __getattr__(self, name: str) -> Any:
+        """While it is closed the engine's own methods are there: they say so."""
+        if name in OPERATIONS:
+            return getattr(self._engine, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def engine(self) -> AsyncPond | None:
+        """None while another process owns the directory."""
+        return self._engine if self._owner else None
+
+    async def open(self) -> None:
+        if self._owner or self._heir is not None:
+            raise Conflict("the pond is open already; open another one, or use this")
+        try:
+            await self._settle()
+        except BaseException:
+            self._close_folder()
+            raise
+
+    async def close(self) -> None:
+        """As an owner: what is under way is answered, then the directory is the next one's. Twice is once."""
+        heir, self._heir = self._heir, None
+        if heir is not None:
+            heir.cancel()
+            await asyncio.wait({heir})
+        if self._watch is not None:
+            self._watch.transport.close()
+            self._watch = None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.stop(CLOSE_GRACE_S)
+            with suppress(FileNotFoundError):
+                os.unlink(self._socket)  # before the lock is let go: the next owner's is not ours to remove
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+        await self._engine.close()
+        self._owner = False
+        for name in OPERATIONS:
+            self.__dict__.pop(name, None)
+        self._close_folder()
+
+    # ---- owning, or meeting the owner -----------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + SETTLE_S
+        while True:
+            try:
+                await self._engine.open()
+            except DirectoryInUse:
+                if await self._meet_owner():
+                    return
+                if clock() > give_up_at:
+                    raise
+                await asyncio.sleep(LOOK_S)
+            else:
+                await self._own()
+                return
+
+    async def _own(self) -> None:
+        self._owner = True
+        self._use(self._engine)
+        if self._listen:
+            try:
+                self._listener = await _listening(self._engine, self._socket)
+            except OSError as error:  # not every file system has sockets
+                log.warning("no other process can use %s meanwhile (%s)", self._directory, error)
+
+    async def _meet_owner(self) -> bool:
+        loop = asyncio.get_running_loop()
+        try:
+            _, watch = await loop.create_unix_connection(lambda: Watch(loop), self._socket)
+        except OSError:
+            return False
+        if self._client is None:
+            from millpond.client import AsyncClient
+
+            self._client = AsyncClient(f"unix://{self._socket}")
+            self._use(self._client)
+        self._watch = watch
+        self._heir = asyncio.ensure_future(self._inherit(watch))
+        return True
+
+    async def _inherit(self, watch: Watch) -> None:
+        await watch.gone
+        while True:
+            try:
+                await self._settle()
+                return
+            except DirectoryInUse:
+                pass  # somebody owns it and is silent: callers hear of it, and we go on trying
+            except Exception:
+                log.exception("the owner of %s has gone, and taking over failed; trying again", self._directory)
+                await asyncio.sleep(TRY_AGAIN_S)
+
+    def _use(self, backend: Any) -> None:
+        for name in OPERATIONS:
+            setattr(self, name, getattr(backend, name))
+
+    # ---- the socket -----------------------------------------------------------------------------------------
+
+    @property
+    def _socket(self) -> str:
+        path = self._directory / SOCKET
+        if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+            return str(path)
+        if self._folder is None:
+            self._folder = os.open(self._directory, os.O_PATH | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._folder}/{SOCKET}"
+
+    def _close_folder(self) -> None:
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
+
+
+async def _listening(engine: AsyncPond, socket: str) -> Listener:
+    """For the processes of whoever can read the directory: they own what is in it, and are asked for no token."""
+    from millpond.http.app import App
+    from millpond.http.listener import Listener
+    from millpond.http.protocol import ConnectionLimits
+
+    app = App(engine, queue_of=engine.queue_of)
+    listener = Listener(app, engine.lean, ConnectionLimits())
+    try:
+        await listener.listen_unix(socket)
+    except BaseException:
+        await listener.stop(0)
+        raise
+    return listener

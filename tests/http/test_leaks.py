@@ -1,0 +1,72 @@
+"""After all kinds of traffic the server holds what it held before: tasks, sockets, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+
+from millpond.http.app import Limits
+from tests.http.served import Served, post, read_reply, serve
+
+JSON = "Content-Type: application/json"
+ROUNDS = 30
+
+REQUESTS = [
+    post("/v1/queues.list", b"{}", JSON),
+    post("/v1/queue.produce", b'{"queue": "q", "items": [{"text": "x"}]}', JSON),
+    post("/v1/queue.lease", b'{"queue": "q"}', JSON),
+    post("/v1/queue.lease", b'{"queue": "none", "wait": "1s"}', JSON),
+    post("/v1/queue.complete", b'{"leases": ["x"]}', JSON),
+    post("/v1/nothing", b"{}", JSON),
+    post("/v1/queues.list", b"{", JSON),
+    post("/v1/queues.list", b"[" * 5_000, JSON),
+    post("/v1/queues.list", b"{}", "Content-Type: text/plain"),
+    b"GET /docs HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+]
+
+
+def one_round(served: Served) -> None:
+    for request in REQUESTS:
+        with served.connect() as sock:
+            sock.sendall(request)
+            assert b" 5" not in read_reply(sock)[:13]
+    for request in (
+        post("/v1/queue.lease", b'{"queue": "idle", "wait": "10m"}', JSON),
+        post("/v1/queue.subscribe", b'{"queue": "idle"}', JSON),
+        REQUESTS[1][:-5],
+        b"POST /v1/queue.pro",
+    ):
+        with served.connect() as sock:
+            sock.sendall(request)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(65536):
+                pass
+
+
+def held(served: Served) -> tuple[int, int, int]:
+    """Tasks, file descriptors and objects, once everything that was let go is gone."""
+
+    async def count() -> tuple[int, int]:
+        while len(served.app.parked) or len(served.app.streams) or len(asyncio.all_tasks()) > 3:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        gc.collect()
+        return len(asyncio.all_tasks()), len(gc.get_objects())
+
+    tasks, objects = served.on_loop(count())
+    return tasks, len(os.listdir("/proc/self/fd")), objects
+
+
+def test_nothing_is_left_behind_by_any_kind_of_client() -> None:
+    with serve(limits=Limits(keep_alive_s=0.01)) as served:
+        served.must("queues.create", name="q", lease_timeout="1ms", max_attempts=1, dead="delete")
+        served.must("queues.create", name="idle")
+        for _ in range(3):  # caches fill
+            one_round(served)
+        before = held(served)
+        for _ in range(ROUNDS):
+            one_round(served)
+        after = held(served)
+    assert after[:2] == before[:2]
+    assert after[2] - before[2] < 10 * ROUNDS, "objects grow with requests"

@@ -1,0 +1,130 @@
+"""The codecs by themselves, and the clients' side of them."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from millpond import AsyncPond, NewItem
+from millpond.errors import InvalidRequest, MillpondError
+from millpond.wire import CALLS, JSON, MSGPACK, Codec, codec_of
+from millpond.wire.payloads import kinds_of, lease_reply, leased_item, look_item, looked_item, new_items, produce_items
+from millpond.wire.replies import LeaseReply, LookItem
+from millpond.wire.requests import Produce, ProducePlain
+
+both = pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=["json", "msgpack"])
+ITEMS: list[NewItem] = [
+    NewItem(payload=b"\xff\x00"),
+    NewItem(payload="text", id="own", key="key", kind="kind", encoding="e", reference="r", priority=-1),
+    NewItem(payload=b"utf-8", delay="1m", max_attempts=3, expire_timeout=5.5, correlation_id="c"),
+    NewItem(payload=bytearray(b"x"), enqueue_at=datetime(2030, 1, 1, tzinfo=UTC)),
+]
+
+
+def as_bytes(item: Any) -> NewItem:
+    payload = item.payload.encode() if isinstance(item.payload, str) else bytes(item.payload)
+    return msgspec.structs.replace(item, payload=payload)  # type: ignore[no-any-return]
+
+
+@both
+def test_what_a_client_sends_is_what_the_engine_gets(codec: Codec) -> None:
+    body = codec.encode(Produce("q", produce_items(ITEMS, codec)))
+    request = codec.decode_produce(body)
+    assert isinstance(request, Produce)
+    assert new_items(request, codec) == [as_bytes(item) for item in ITEMS]
+    assert kinds_of(request) == {"kind"}
+
+
+@both
+def test_plain_items_become_bare_bytes(codec: Codec) -> None:
+    request = codec.decode_produce(codec.encode(Produce("q", produce_items([b"1", "2", b"\xff"], codec))))
+    assert isinstance(request, ProducePlain)
+    assert new_items(request, codec) == [b"1", b"2", b"\xff"]
+    assert new_items(request, codec, "c")[0] == NewItem(payload=b"1", correlation_id="c")
+
+
+@both
+def test_durations_and_naive_instants_of_python_are_understood(codec: Codec) -> None:
+    naive = datetime(2030, 1, 1)  # noqa: DTZ001 - what users write
+    body = codec.encode(
+        Produce("q", produce_items([NewItem(enqueue_at=naive, expire_timeout=timedelta(minutes=1))], codec))
+    )
+    [item] = new_items(codec.decode_produce(body), codec)
+    assert isinstance(item, NewItem)
+    assert (item.enqueue_at, item.expire_timeout) == (naive.replace(tzinfo=UTC), 60.0)
+
+
+@both
+def test_leased_and_looked_at_items_come_back_whole(codec: Codec) -> None:
+    async def run() -> None:
+        async with AsyncPond(":memory:") as pond:
+            await pond.create_queue("q")
+            await pond.produce("q", ITEMS[:2])
+            items = await pond.lease("q", batch=5)
+            await pond.write_state(items[0], {"a": [1, b"raw" if codec.binary else "text"]}, version=0)
+            reply = codec.decode(codec.encode(lease_reply(items, codec)), LeaseReply)
+            assert [leased_item(item).fields for item in reply.items] == [item.fields for item in items]
+            for item in (await pond.list_items("q")).items:
+                assert looked_item(codec.decode(codec.encode(look_item(item, codec)), LookItem)) == item
+
+    asyncio.run(run())
+
+
+def test_a_json_payload_does_not_keep_the_body_alive() -> None:
+    body = bytearray(b'{"queue":"q","items":[{"json":[1]}]}')
+    request = JSON.decode_produce(bytes(body))
+    [item] = new_items(request, JSON)
+    assert isinstance(item, NewItem)
+    assert type(item.payload) is bytes
+    assert item.payload == b"[1]"
+
+
+@both
+def test_json_in_messagepack_is_kept_as_json_text(codec: Codec) -> None:
+    body = codec.encode({"queue": "q", "items": [{"json": {"a": [1, None, "é"]}}]})
+    [item] = new_items(codec.decode_produce(body), codec)
+    assert isinstance(item, NewItem)
+    assert item.payload == '{"a":[1,null,"é"]}'.encode()
+
+
+def test_an_instant_without_an_offset_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"items\[0\].enqueue_at: expected `datetime` with a timezone"):
+        JSON.decode_produce(b'{"queue":"q","items":[{"enqueue_at":"2030-01-01T00:00:00"}]}')
+
+
+def test_media_types_are_known_by_any_of_their_names() -> None:
+    assert codec_of("Application/JSON; charset=utf-8") is JSON
+    assert codec_of("application/x-msgpack") is codec_of(" application/vnd.msgpack ") is MSGPACK
+    assert codec_of("text/json") is None
+
+
+@both
+@pytest.mark.parametrize("details", [{}, {"n": 1}, {"bad": object()}, {"surrogate": "\ud800"}])
+def test_every_error_can_be_told(codec: Codec, details: dict[str, Any]) -> None:
+    error = (
+        MillpondError("what \ud800 is; do", **details) if "surrogate" in details else MillpondError("is; do", **details)
+    )
+    decode = msgspec.msgpack.decode if codec.binary else msgspec.json.decode
+    assert decode(codec.encode_error(error))["error"]["code"] == "error"
+
+
+@both
+@pytest.mark.parametrize("call", CALLS.values(), ids=lambda call: call.name)
+def test_no_cut_or_changed_byte_makes_a_decoder_fail_otherwise(codec: Codec, call: Any) -> None:
+    """Every prefix of a request, and every request with one byte turned, is decoded or InvalidRequest."""
+    names = {"items": [{"text": "x", "json": 1}], "leases": ["l"], "ids": ["i"], "chunks": ["c"], "states": ["ready"]}
+    body = codec.encode({name: names.get(name, "x") for name in call.request.__struct_fields__})
+    turned = [
+        body[:at] + bytes([body[at] ^ mask]) + body[at + 1 :] for at in range(len(body)) for mask in (1, 0x80, 0xFF)
+    ]
+    for wrong in [*(body[:at] for at in range(len(body))), *turned]:
+        try:
+            request = codec.decode_produce(wrong) if call.request is Produce else codec.decode(wrong, call.request)
+            if isinstance(request, Produce | ProducePlain):
+                new_items(request, codec)
+        except InvalidRequest:
+            pass
