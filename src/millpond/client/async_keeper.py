@@ -1,0 +1,91 @@
+"""Keeps leases alive in the background of the event loop, and hands back what loops left: one task a client."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+from millpond.client.held import Held
+from millpond.client.keeper import log
+from millpond.client.watch import Watch
+from millpond.errors import MillpondError
+from millpond.model import LeaseLike, Retry
+
+
+class AsyncKeeper:
+    def __init__(self, holder: Any) -> None:
+        self._holder = holder
+        self._loop = asyncio.get_running_loop()
+        self._watch = Watch()
+        self._wake = asyncio.Event()
+        self._wakes_at = math.inf
+        self._task: asyncio.Task[None] | None = None
+        self._chores: set[asyncio.Task[None]] = set()
+
+    def keep(self, item: Held, period: float) -> None:
+        due = self._watch.add(item, period, self._loop.time())
+        if self._task is None:
+            self._task = self._loop.create_task(self._run())
+        elif due < self._wakes_at:
+            self._wake.set()
+
+    def drop(self, item: Held) -> None:
+        self._watch.remove(item)
+
+    def give_back(self, queue: str, items: list[Retry | LeaseLike]) -> None:
+        """From a finalizer too, wherever that runs; if the loop has ended by then, the leases run out."""
+        try:
+            self._loop.call_soon_threadsafe(self._begin, queue, items)
+        except RuntimeError:
+            pass
+
+    def _begin(self, queue: str, items: list[Retry | LeaseLike]) -> None:
+        self._spawn(self._give_back(queue, items))
+
+    def _spawn(self, chore: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(chore)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    async def close(self, grace: float) -> None:
+        """After what was given back is back, or the time for that is over."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await asyncio.sleep(0)  # what was given back a moment ago is begun
+        await self.join(grace)
+
+    async def join(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        if self._chores:
+            await asyncio.wait(self._chores, timeout=timeout)
+
+    # ---- in the background --------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            self._wakes_at = due = self._watch.next_due()
+            try:
+                async with asyncio.timeout_at(None if due == math.inf else due):
+                    await self._wake.wait()
+            except TimeoutError:
+                await self._extend()
+
+    async def _extend(self) -> None:
+        for queue, lease_timeout, lot in self._watch.due(self._loop.time()):
+            tokens = [kept.item.lease for kept in lot]
+            try:
+                results = await self._holder.extend(tokens, queue=queue, lease_timeout=lease_timeout)
+            except MillpondError as error:
+                log.warning("%d leases of %s were not extended: %s", len(lot), queue, error)
+                self._watch.failed(lot, self._loop.time())
+            else:
+                self._watch.extended(lot, results, self._loop.time())
+
+    async def _give_back(self, queue: str, items: list[Retry | LeaseLike]) -> None:
+        try:
+            await self._holder.retry(items, queue=queue)
+        except MillpondError as error:  # they come back when their leases run out
+            log.warning("%d items of %s were not given back: %s", len(items), queue, error)

@@ -1,0 +1,89 @@
+"""From an error on the wire to its class in errors.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from millpond.client.http1 import WRONG, Reply
+from millpond.errors import (
+    BY_CODE,
+    BadReply,
+    Conflict,
+    InternalError,
+    InvalidRequest,
+    MillpondError,
+    OutcomeUnknown,
+    TooManyRequests,
+    Unavailable,
+)
+from millpond.wire import codec_of
+from millpond.wire.replies import ErrorReply
+
+TEXT_SHOWN_MAX = 200  # of a reply that is not ours: enough to see whose it is
+_BY_STATUS: dict[int, type[MillpondError]] = {
+    **{kind.status: kind for kind in BY_CODE.values() if MillpondError in kind.__bases__},
+    409: Conflict,
+    500: InternalError,
+    502: OutcomeUnknown,  # a proxy's: the server may have got the request
+    503: Unavailable,
+    504: OutcomeUnknown,
+}
+
+
+def error_of(reply: Reply) -> MillpondError:
+    if reply.status < 400:
+        return BadReply(f"the reply has status {reply.status}; {WRONG}")
+    codec = codec_of(reply.media_type)
+    if codec is not None:
+        try:
+            body = codec.decode(reply.body, ErrorReply).error
+        except InvalidRequest:
+            pass
+        else:
+            return made(body.code, body.message, reply.status, body.details, reply.retry_after)
+    text = reply.body[:TEXT_SHOWN_MAX].decode(errors="replace")
+    return made("", f"status {reply.status}, and no word of millpond's: {text!r}; {WRONG}", reply.status)
+
+
+def made(
+    code: str, message: str, status: int = 0, details: dict[str, Any] | None = None, retry_after: float = 0.0
+) -> MillpondError:
+    """The error of that code; one that is not known here is what its status says, and keeps its code in `details`."""
+    details = {} if details is None else details
+    kind = BY_CODE.get(code)
+    if kind is None:
+        kind = _BY_STATUS.get(status) or (InvalidRequest if 400 <= status < 500 else InternalError)
+        details = details | ({"code": code} if code else {})
+    error = kind(message, retry_after=retry_after) if issubclass(kind, TooManyRequests) else kind(message)
+    error.details = details
+    return error
+
+
+def twin(error: MillpondError) -> MillpondError:
+    """The same for another caller: an exception that is raised in two places mixes up their tracebacks."""
+    other = type(error).__new__(type(error), *error.args)
+    other.args = error.args
+    other.__dict__.update(error.__dict__)
+    return other
+
+
+def decoded(reply: Reply, kind: type[Any]) -> Any:
+    codec = codec_of(reply.media_type)
+    if codec is None:
+        raise BadReply(f"the reply is {reply.media_type[:60] or 'of no type'}; {WRONG}")
+    try:
+        return codec.decode(reply.body, kind)
+    except InvalidRequest as error:
+        raise BadReply(
+            f"the reply is not what this call answers ({error.message.partition(';')[0]}); {WRONG}"
+        ) from None
+
+
+def encoded(encode: Any, request: Any) -> bytes:
+    try:
+        body: bytes = encode(request)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(f"the request cannot be sent ({error}); use plain values") from None
+    return body

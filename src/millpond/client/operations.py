@@ -1,0 +1,199 @@
+"""The operations, blocking: each is a request of asks.py, sent by who inherits them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from millpond.client import asks
+from millpond.client.asks import Ask
+from millpond.client.base import BaseClient
+from millpond.client.held import HeldItem
+from millpond.client.merging import Part
+from millpond.model import (
+    CLEAR_STATES,
+    Duration,
+    Item,
+    ItemPage,
+    Items,
+    LeaseLike,
+    OnConflict,
+    Produced,
+    QueueInfo,
+    QueuePage,
+    QueueStats,
+    RedriveFilter,
+    Redriven,
+    Result,
+    Retry,
+    StateWritten,
+)
+from millpond.wire import requests
+
+T = TypeVar("T")
+
+
+class Operations(BaseClient):
+    @abstractmethod
+    def _call(self, ask: Ask[T]) -> T: ...
+
+    @abstractmethod
+    def _gather(self, part: Part) -> Sequence[Any]: ...
+
+    @abstractmethod
+    def _lease(
+        self, queue: str, batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str
+    ) -> Sequence[HeldItem]: ...
+
+    # ---- the operations of `millpond.api` -----------------------------------------------------------------
+
+    def create_queue(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        lease_timeout: Duration = "30s",
+        expire_timeout: Duration = "14d",
+        max_attempts: int = 5,
+        dead_queue: str | None = None,
+        dead: str = "keep",
+        backoff: Mapping[str, Any] | None = None,
+        dedup_window: Duration = "5m",
+        completed_retention: Duration = "0s",
+        durability: str = "full",
+        reference: str = "",
+    ) -> QueueInfo:
+        return self._call(
+            asks.create_queue(
+                name,
+                {
+                    "partitions": partitions,
+                    "lease_timeout": lease_timeout,
+                    "expire_timeout": expire_timeout,
+                    "max_attempts": max_attempts,
+                    "dead_queue": dead_queue,
+                    "dead": dead,
+                    "dedup_window": dedup_window,
+                    "completed_retention": completed_retention,
+                    "durability": durability,
+                    "reference": reference,
+                },
+                backoff,
+            )
+        )
+
+    def update_queue(
+        self,
+        name: str,
+        *,
+        lease_timeout: Duration | UnsetType = UNSET,
+        expire_timeout: Duration | UnsetType = UNSET,
+        max_attempts: int | UnsetType = UNSET,
+        dead_queue: str | UnsetType | None = UNSET,
+        dead: str | UnsetType = UNSET,
+        backoff: Mapping[str, Any] | UnsetType = UNSET,
+        dedup_window: Duration | UnsetType = UNSET,
+        completed_retention: Duration | UnsetType = UNSET,
+        reference: str | UnsetType = UNSET,
+    ) -> QueueInfo:
+        return self._call(
+            asks.update_queue(
+                name,
+                {
+                    "lease_timeout": lease_timeout,
+                    "expire_timeout": expire_timeout,
+                    "max_attempts": max_attempts,
+                    "dead_queue": dead_queue,
+                    "dead": dead,
+                    "dedup_window": dedup_window,
+                    "completed_retention": completed_retention,
+                    "reference": reference,
+                },
+                backoff,
+            )
+        )
+
+    def queue_info(self, name: str) -> QueueInfo:
+        return self._call(asks.queue_info(name))
+
+    def list_queues(self, *, prefix: str = "", after: str = "", limit: int = 100) -> QueuePage:
+        return self._call(asks.list_queues(prefix, after, limit))
+
+    def delete_queue(self, name: str, *, force: bool = False) -> None:
+        self._call(asks.delete_queue(name, force))
+
+    def pause(self, queue: str) -> QueueInfo:
+        return self._call(asks.pause(queue))
+
+    def resume(self, queue: str) -> QueueInfo:
+        return self._call(asks.resume(queue))
+
+    def stats(self, queue: str) -> QueueStats:
+        return self._call(asks.stats(queue))
+
+    def produce(
+        self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
+    ) -> Sequence[Produced]:
+        return self._gather(self._produce(queue, items, on_conflict, request_id))
+
+    def lease(
+        self,
+        queue: str,
+        *,
+        batch: int = 1,
+        wait: Duration = 0,
+        lease_timeout: Duration | None = None,
+        client_id: str = "",
+    ) -> Sequence[HeldItem]:
+        return self._lease(queue, batch, wait, lease_timeout, client_id)
+
+    def complete(
+        self, leases: Sequence[LeaseLike], *, queue: str | None = None, result: Any = None
+    ) -> Sequence[Result]:
+        return self._gather(self._complete(leases, queue, result))
+
+    def retry(self, items: Sequence[Retry | LeaseLike], *, queue: str | None = None) -> Sequence[Result]:
+        return self._call(asks.retry(items, queue))
+
+    def extend(
+        self, leases: Sequence[LeaseLike], *, queue: str | None = None, lease_timeout: Duration | None = None
+    ) -> Sequence[Result]:
+        return self._gather(self._extend(leases, queue, lease_timeout))
+
+    def write_state(self, lease: LeaseLike, state_doc: Any, *, version: int, queue: str | None = None) -> StateWritten:
+        return self._call(asks.write_state(lease, state_doc, version, queue))
+
+    def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
+        return self._call(asks.cancel(queue, ids))
+
+    def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
+        return self._call(asks.clear(queue, states))
+
+    def redrive(
+        self,
+        queue: str,
+        *,
+        ids: Sequence[str] | None = None,
+        filter: RedriveFilter | Mapping[str, str] | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+    ) -> Redriven:
+        return self._call(asks.redrive(queue, ids, filter, rate, dry_run))
+
+    def get_item(self, queue: str, id: str) -> Item:
+        return self._call(asks.get_item(queue, id))
+
+    def list_items(
+        self,
+        queue: str,
+        *,
+        state: str | None = None,
+        partition: int | None = None,
+        kind: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> ItemPage:
+        return self._call(asks.list_items(requests.ListItems(queue, state, partition, kind, after, limit)))
