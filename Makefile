@@ -21,7 +21,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast lint types format sim bench-engine requirements clean
+.PHONY: help demo test test-fast lint types format sim bench-engine bench-server requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ sim: $(READY) ## the simulator: make sim OPS=100000 SEED=1
 
 bench-engine: $(READY) ## measure the engine on this machine
 	$(BIN)/python -m benchmarks.run
+
+bench-server: $(READY) ## measure the server on this machine, beside bare servers and Go's
+	$(BIN)/python -m benchmarks.server
 
 requirements: ## pin the dependencies of pyproject.toml again; UPGRADE=--upgrade for newer ones (needs uv)
 	$(if $(UV),,$(error make requirements needs uv; install it or name it with UV=/path/to/uv))

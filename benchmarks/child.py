@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import engine, raw
+from benchmarks import embedded, engine, raw
 
 
 def main() -> None:
     side, name = sys.argv[1].split(".")
-    measurement: Any = getattr({"raw": raw, "engine": engine}[side], name)
+    measurement: Any = getattr({"raw": raw, "engine": engine, "embedded": embedded}[side], name)
     result = measurement(**msgspec.json.decode(sys.argv[2]))
     if inspect.iscoroutine(result):
         result = asyncio.run(result)

@@ -36,6 +36,13 @@ def filesystem_of(directory: Path) -> str:
     return max(above)[1] if above else "unknown"
 
 
+def busy_seconds() -> float:
+    """CPU time that the machine has spent on whatever it was, since it started: user, nice, system, irq, …, steal."""
+    line = Path("/proc/stat").read_text("ascii").partition("\n")[0]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, line.split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def commit_of(root: Path) -> str:
     """The short commit; `-dirty` if the sources differ from it; `none` outside of a repository."""
     try:

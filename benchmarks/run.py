@@ -376,9 +376,9 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(directory)
 
 
-def keep(found: dict[str, Any]) -> Path:
+def keep(found: dict[str, Any], what: str = "engine") -> Path:
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"engine-{found['at'].replace(':', '').replace('-', '')}-{found['commit']}.json"
+    path = RESULTS / f"{what}-{found['at'].replace(':', '').replace('-', '')}-{found['commit']}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return path
 

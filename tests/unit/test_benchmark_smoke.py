@@ -1,4 +1,4 @@
-"""The benchmark runs from end to end; what it measures in so short a run says nothing, so no figure is judged."""
+"""The benchmarks run from end to end; what they measure in so short a run says nothing, so no figure is judged."""
 
 from __future__ import annotations
 
@@ -11,19 +11,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-FIGURES = {
+ENGINE_FIGURES = {
     "engine_vs_raw_100",
     "engine_vs_raw_1000",
     "gain_64_callers",
     "backlog_cost",
     "mib_per_million_ready",
 }
+SERVER_FIGURES = {
+    "server_vs_bare_1",
+    "served_vs_embedded_100",
+    "idle_poll_kib",
+    "idle_poll_slowdown",
+    "vs_go",
+}
 
 
 @pytest.mark.slow
-def test_the_last_line_of_a_benchmark_holds_the_figures_that_have_targets(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "named"), [("run", ENGINE_FIGURES), ("server", SERVER_FIGURES)])
+def test_the_last_line_of_a_benchmark_holds_the_figures_that_have_targets(
+    tmp_path: Path, module: str, named: set[str]
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.run", "--quick"],
+        [sys.executable, "-m", f"benchmarks.{module}", "--quick"],
         cwd=ROOT,
         env={**os.environ, "BENCH_DIR": str(tmp_path)},
         stdout=subprocess.PIPE,
@@ -31,6 +41,14 @@ def test_the_last_line_of_a_benchmark_holds_the_figures_that_have_targets(tmp_pa
         check=True,
     )
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures.keys() == FIGURES
-    assert all(isinstance(value, float | int) for value in figures.values())
+    assert figures.keys() == named
+    assert all(isinstance(value, float | int) for name, value in figures.items() if name != "vs_go")
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+@pytest.mark.slow
+def test_without_go_there_is_no_figure_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.server import built_go
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert built_go(tmp_path) is None
