@@ -21,7 +21,7 @@ from millpond.http.app import App
 from millpond.http.auth import Guard
 from millpond.http.listener import Listener
 from millpond.http.protocol import ConnectionLimits
-from millpond.server import Server
+from millpond.server import Server, settle_memory
 
 LOOPBACK = Address("127.0.0.1", 0)
 GRACE_S = 1.0  # for the replies under way when it is told to end
@@ -30,6 +30,7 @@ GRACE_S = 1.0  # for the replies under way when it is told to end
 async def serve_directory(path: str) -> None:
     server = Server(Config(data=Path(path), bind=(LOOPBACK,)))
     await server.start()
+    settle_memory()
     await until_told(server.addresses[0].port)
     stopping = asyncio.ensure_future(server.stop())
     await asyncio.wait({stopping}, timeout=GRACE_S)
@@ -49,6 +50,7 @@ async def serve_memory() -> None:
         )
         listener = Listener(app, pond.lean, ConnectionLimits())
         [(_, port)] = await listener.listen(LOOPBACK.host, LOOPBACK.port)
+        settle_memory()
         await until_told(port)
         await listener.stop(GRACE_S)
 

@@ -19,8 +19,8 @@ PACKAGE = ROOT / "src" / "millpond"
 
 # ---- what the rules say -----------------------------------------------------------------------------------
 
-NOUNS = {"model", "errors", "clock", "api", "meters"}
-EDGE = {"model", "errors", "api", "meters"}  # all that a front end knows; the composition root hands it a service
+NOUNS = {"model", "errors", "clock", "api", "meters", "durations"}
+EDGE = NOUNS - {"clock"}  # all that a front end knows; the composition root hands it a service
 ENGINE = NOUNS | {"history", "store", "queue", "service", "embedded"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -29,13 +29,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clock": NOUNS,
     "api": NOUNS,
     "meters": NOUNS,
+    "durations": NOUNS,
     "history": NOUNS | {"store"},
     "store": NOUNS | {"history"},
     "queue": NOUNS | {"history", "store"},
     "service": NOUNS | {"history", "store", "queue"},
     "directory": NOUNS,
-    "embedded": ENGINE | {"directory"},
-    "blocking": NOUNS | {"embedded"},
+    "consuming": EDGE,  # items that finish themselves and loops over them, for clients and ponds
+    "embedded": ENGINE | {"directory", "consuming"},
+    "blocking": NOUNS | {"embedded", "consuming"},
     "access": NOUNS | {"store"},  # tokens and roles; of the stores only how a file is made to last
     "config": NOUNS | {"service"},  # of the service only how a duration is read
     "log": NOUNS,
@@ -43,9 +45,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http": EDGE | {"access", "log", "wire"},
     "worker": EDGE,
     "dashboard": EDGE,
-    "client": EDGE | {"wire"},
+    "client": EDGE | {"wire", "consuming"},
     "spark": EDGE | {"client", "history"},
-    "sharing": ENGINE | {"directory", "blocking", "http", "client"},
+    "sharing": ENGINE | {"directory", "consuming", "blocking", "http", "client"},
     "server": ENGINE | {"sharing", "http", "dashboard", "access", "config", "log"},
     "cli": ENGINE | {"sharing", "http", "dashboard", "server", "worker", "client", "access", "config", "log"},
     "__init__": ENGINE | {"blocking", "sharing", "client"},  # `import millpond`: what users see

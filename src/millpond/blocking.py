@@ -6,13 +6,20 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvloop
 from msgspec import UNSET, UnsetType
 
-from millpond.embedded import AsyncPond
+from millpond.consuming.calls import Consumes, Wake
+from millpond.consuming.consume import Lease
+from millpond.consuming.held import HeldItem, Holding, held
+from millpond.consuming.keeper import Keeper
+from millpond.consuming.polls import Poll
+from millpond.embedded import CLOSE_GRACE_S, AsyncPond
 from millpond.errors import Closed
 from millpond.model import (
     CLEAR_STATES,
@@ -37,13 +44,14 @@ from millpond.model import (
 T = TypeVar("T")
 
 
-class Pond:
+class Pond(Consumes):
     """A pond for any number of threads. It is open once it is made; `close` it, or use `with`."""
 
     def __init__(self, pond: AsyncPond) -> None:
         self._pond = pond
         self._gate = threading.Lock()  # no call comes in behind `close`
         self._closing: Future[None] | None = None
+        self._keeper = Keeper(self)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="millpond-engine", daemon=True)
         self._thread.start()
@@ -62,7 +70,8 @@ class Pond:
         self.close()
 
     def close(self) -> None:
-        """Commits under way are finished, parked leases return empty, files are closed. Twice is once."""
+        """What loops left is handed back, commits under way are finished, parked leases return empty. Twice is once."""
+        self._keeper.close(CLOSE_GRACE_S)
         with self._gate:
             if self._closing is None:
                 self._closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
@@ -90,6 +99,27 @@ class Pond:
         except BaseException:  # an interrupt: the call must not go on behind the caller's back
             future.cancel()
             raise
+
+    def _keeper_of_leases(self) -> Keeper:
+        return self._keeper
+
+    def _leasing(self, queue: str, lease_timeout: Duration | None, client_id: str) -> tuple[Lease, Wake]:
+        poll = Poll()
+
+        def lease(batch: int, wait: float) -> Sequence[LeasedItem]:
+            options: dict[str, Any] = {
+                "batch": batch,
+                "wait": wait,
+                "lease_timeout": lease_timeout,
+                "client_id": client_id,
+            }
+            return self._call(poll.wait(partial(self._pond.lease, queue, **options)))
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # a loop that has ended waits for nothing
+                self._loop.call_soon_threadsafe(poll.end)
+
+        return lease, wake
 
     # ---- the operations ------------------------------------------------------------------------------------
 
@@ -186,10 +216,11 @@ class Pond:
         wait: Duration = 0,
         lease_timeout: Duration | None = None,
         client_id: str = "",
-    ) -> Sequence[LeasedItem]:
-        return self._call(
+    ) -> Sequence[HeldItem]:
+        leased = self._call(
             self._pond.lease(queue, batch=batch, wait=wait, lease_timeout=lease_timeout, client_id=client_id)
         )
+        return held(leased, HeldItem, Holding(self, queue, lease_timeout, self._keeper))
 
     def complete(
         self, leases: Sequence[LeaseLike], *, queue: str | None = None, result: Any = None

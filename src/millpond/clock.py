@@ -31,8 +31,9 @@ class Clock:
         elapsed = self._elapsed()
         passed = self._last + elapsed - self._last_elapsed
         self._last_elapsed = elapsed
-        self._last = max(passed, self._wall())
-        return self._last
+        wall = self._wall()
+        self._last = now = wall if wall > passed else passed
+        return now
 
     def at_least(self, instant: int) -> None:
         self._last = max(self._last, instant)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any, Self, TypeVar
 
 from millpond.clock import Clock
+from millpond.consuming.async_calls import AsyncConsumes
+from millpond.consuming.async_keeper import AsyncKeeper
+from millpond.consuming.held import AsyncHeldItem, Holding, held
 from millpond.directory import DirectoryLock
-from millpond.errors import InvalidRequest
+from millpond.errors import Closed, InvalidRequest
 from millpond.meters import EngineReading
-from millpond.model import Health
+from millpond.model import Duration, Health
 from millpond.queue.tokens import lease_incarnation
 from millpond.service.lean import LeanService
 from millpond.service.manager import QueuesManager
-from millpond.service.service import Service
+from millpond.service.service import Service, lease_request
 from millpond.store.base import Registry, Stores
 from millpond.store.disk import partitions_max
 from millpond.store.memory import MemoryRegistry, MemoryStores
@@ -23,8 +27,10 @@ from millpond.store.sqlite import SqliteRegistry, SqliteStores
 
 T = TypeVar("T")
 
+CLOSE_GRACE_S = 5.0  # for what loops left to be handed back; what is not comes back when its lease runs out
 
-class AsyncPond(Service):
+
+class AsyncPond(Service, AsyncConsumes):
     """The engine on the running event loop."""
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None) -> None:
@@ -33,6 +39,7 @@ class AsyncPond(Service):
             raise InvalidRequest(f"{given!r:.60} is no data directory; give the path of one, or ':memory:'")
         self._directory: Path | None = None
         self._lock: DirectoryLock | None = None
+        self._keeper: AsyncKeeper | None = None
         clock = clock or Clock()
         registry: Registry
         stores: Stores
@@ -59,11 +66,31 @@ class AsyncPond(Service):
         except BaseException:
             self._release()
             raise
+        self._keeper = AsyncKeeper(self)
 
     async def close(self) -> None:
-        """Commits under way are finished, parked leases return empty, files are closed. Twice is once."""
+        """What loops left is handed back, commits under way are finished, parked leases return empty. Twice is once."""
+        if self._keeper is not None:
+            await self._keeper.close(CLOSE_GRACE_S)
         await self._manager.close()
         self._release()
+
+    async def lease(
+        self,
+        queue: str,
+        *,
+        batch: int = 1,
+        wait: Duration = 0,
+        lease_timeout: Duration | None = None,
+        client_id: str = "",
+    ) -> Sequence[AsyncHeldItem]:
+        leased = await self._ask(queue, lease_request(batch, wait, lease_timeout, client_id))
+        return held(leased, AsyncHeldItem, Holding(self, queue, lease_timeout, self._keeper_of_leases()))
+
+    def _keeper_of_leases(self) -> AsyncKeeper:
+        if self._keeper is None:
+            raise Closed("the engine is not open; open it and retry")
+        return self._keeper
 
     @property
     def lean(self) -> LeanService:

@@ -151,3 +151,25 @@ def _all(kind: type[MillpondError]) -> Iterator[type[MillpondError]]:
 
 
 BY_CODE: dict[str, type[MillpondError]] = {kind.code: kind for kind in _all(MillpondError)}
+_BY_STATUS: dict[int, type[MillpondError]] = {
+    **{kind.status: kind for kind in BY_CODE.values() if MillpondError in kind.__bases__},
+    409: Conflict,
+    500: InternalError,
+    502: OutcomeUnknown,  # a proxy's: the server may have got the request
+    503: Unavailable,
+    504: OutcomeUnknown,
+}
+
+
+def made(
+    code: str, message: str, status: int = 0, details: dict[str, Any] | None = None, retry_after: float = 0.0
+) -> MillpondError:
+    """The error of that code; one that is not known here is what its status says, and keeps its code in `details`."""
+    details = {} if details is None else details
+    kind = BY_CODE.get(code)
+    if kind is None:
+        kind = _BY_STATUS.get(status) or (InvalidRequest if 400 <= status < 500 else InternalError)
+        details = details | ({"code": code} if code else {})
+    error = kind(message, retry_after=retry_after) if issubclass(kind, TooManyRequests) else kind(message)
+    error.details = details
+    return error

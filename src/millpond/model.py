@@ -163,6 +163,8 @@ class LeasedFields(msgspec.Struct, gc=False, omit_defaults=True):
 class Grant(Protocol):
     """What the items of one grant share: enough to say all of a plain one from its number and payload."""
 
+    holding: Any  # who leased them: what the items' own methods go through
+
     @property
     def incarnation(self) -> str: ...
 
@@ -309,6 +311,12 @@ class LeasedItem(msgspec.Struct, gc=False, eq=False):
 LeaseLike = LeasedItem | str  # an item, or the token that came with it
 
 
+def are_items(leases: Sequence[Any]) -> bool:
+    """Some, of whatever kind of leased item, and not one of them a token."""
+    kinds = set(map(type, leases))
+    return bool(kinds) and all(issubclass(kind, LeasedItem) for kind in kinds)
+
+
 class LeasedRun(msgspec.Struct):
     """Neighbours leased together: their grant, the first one's number, their payloads, and what is not plain."""
 
@@ -317,24 +325,32 @@ class LeasedRun(msgspec.Struct):
     payloads: list[bytes]
     known: dict[int, LeasedFields]
 
-    def items(self) -> Iterable[LeasedItem]:
+    def items(self, kind: type[LeasedItem]) -> Iterable[LeasedItem]:
         numbers = range(self.first, self.first + len(self.payloads))
         if not self.known:
-            return map(LeasedItem, self.payloads, numbers, repeat(self.grant))
-        return map(LeasedItem, self.payloads, numbers, repeat(self.grant), map(self.known.get, numbers))
+            return map(kind, self.payloads, numbers, repeat(self.grant))
+        return map(kind, self.payloads, numbers, repeat(self.grant), map(self.known.get, numbers))
 
 
 class LeasedItems(Batch[LeasedItem]):
     """What one lease handed out. Handed back whole, it is completed in one step, however many they are."""
 
-    __slots__ = ("runs",)
+    __slots__ = ("_kind", "runs")
 
     def __init__(self, runs: list[LeasedRun]) -> None:
         self.runs = runs
+        self._kind = LeasedItem
         super().__init__(sum([len(run.payloads) for run in runs]), self._items)
 
+    def held(self, kind: type[LeasedItem], holding: Any) -> None:
+        """They are of a kind that finds in its grant who holds it: before any of them is looked at."""
+        assert self._made is None, "the items were looked at already"
+        self._kind = kind
+        for run in self.runs:
+            run.grant.holding = holding
+
     def _items(self) -> list[LeasedItem]:
-        return [item for run in self.runs for item in run.items()]
+        return [item for run in self.runs for item in run.items(self._kind)]
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):

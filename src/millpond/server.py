@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
+import resource
 import signal
 import ssl
+from collections.abc import Coroutine
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
@@ -20,7 +23,7 @@ from millpond.config.settings import Address, Config
 from millpond.errors import InvalidRequest, NotFound
 from millpond.http.app import App, Limits, readiness
 from millpond.http.auth import Guard
-from millpond.http.listener import Listener
+from millpond.http.listener import Listener, make_way
 from millpond.http.metrics import MetricsPage
 from millpond.http.protocol import ConnectionLimits
 from millpond.model import Health
@@ -28,10 +31,12 @@ from millpond.service.lean import LeanService
 from millpond.sharing import SharedPond
 
 log = logging.getLogger("millpond.server")
+GC_NEW_OBJECTS = 20_000  # some hundred requests; with the usual 700 a busy server collects all the time
 
 
 def serve(config: Config) -> None:
     """Until SIGTERM or SIGINT: the first drains, the second does not wait for that."""
+    _allow_files(config.limits.connections)
     uvloop.run(_serve(config))
 
 
@@ -46,18 +51,47 @@ async def _serve(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, tell)
     server = Server(config)
-    await server.start()
-    await told.wait()
-    log.info("ending: no more leases; completes are taken for %g s at most", config.timeouts.shutdown)
-    stopping = asyncio.ensure_future(server.stop())
-    insisting = asyncio.ensure_future(told_again.wait())
-    await asyncio.wait({stopping, insisting}, return_when=asyncio.FIRST_COMPLETED)
-    insisting.cancel()
-    if not stopping.done():
-        stopping.cancel()
-    with suppress(asyncio.CancelledError):
-        await stopping
+    if await _unless(told, server.start()):
+        settle_memory()
+        await told.wait()
+        log.info("ending: no more leases; completes are taken for %g s at most", config.timeouts.shutdown)
+        await _unless(told_again, server.stop())
     log.info("ended")
+
+
+async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether it came to its end: it is cancelled when `told`."""
+    doing, telling = asyncio.ensure_future(work), asyncio.ensure_future(told.wait())
+    await asyncio.wait({doing, telling}, return_when=asyncio.FIRST_COMPLETED)
+    telling.cancel()
+    if not doing.done():
+        doing.cancel()
+    try:
+        await doing
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
+def settle_memory() -> None:
+    """What is there when a server starts stays: the collector need not look at it again, nor every few requests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_NEW_OBJECTS, *gc.get_threshold()[1:])
+
+
+def _allow_files(connections: int) -> None:
+    """As many as the system lets us have: the usual 1,024 are fewer than the connections that are allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    except (OSError, ValueError):  # where "no limit" is said and not meant
+        pass
+    if soft != resource.RLIM_INFINITY and soft < connections:
+        log.warning(
+            "limits.connections is %d, but only %d files may be open; raise the limit (ulimit -n)", connections, soft
+        )
 
 
 class Server:
@@ -85,20 +119,26 @@ class Server:
             for address in config.bind:
                 await self._listen(listener, address, tls)
         except BaseException:
-            await self.stop()
+            if self._listener is not None:
+                await self._listener.stop(0)
+            await self._close()
             raise
         log.info("listening on %s, data in %s", ", ".join(map(str, self.addresses)), config.data)
 
     async def stop(self) -> None:
         """No more leases; what is leased may be completed until `timeouts.shutdown` is over. Cancelled, it hurries."""
+        self._pond.drain()
         try:
             if self._listener is not None:
                 await self._listener.stop(self._config.timeouts.shutdown, self._outstanding)
         finally:
-            for path in self._sockets:
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-            await asyncio.shield(self._pond.close())
+            await self._close()
+
+    async def _close(self) -> None:
+        for path in self._sockets:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        await asyncio.shield(self._pond.close())
 
     def _app(self) -> App:
         config = self._config
@@ -112,12 +152,17 @@ class Server:
             ready=self._ready,
             metrics=self._metrics,
             now=self._pond.clock.now,
-            limits=Limits(body_bytes_max=config.limits.body_bytes, parked_max=config.limits.parked_leases),
+            limits=Limits(
+                body_bytes_max=config.limits.body_bytes,
+                body_timeout_s=config.timeouts.body,
+                parked_max=config.limits.parked_leases,
+            ),
         )
 
     async def _listen(self, listener: Listener, address: Address, tls: ssl.SSLContext | None) -> None:
         try:
             if address.path:
+                make_way(address.path)
                 await listener.listen_unix(address.path)
                 self._sockets.append(address.path)
                 self.addresses.append(address)

@@ -21,9 +21,14 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from millpond.api import Api
 from millpond.blocking import Pond
 from millpond.clock import Clock
+from millpond.consuming.async_calls import AsyncConsumes
+from millpond.consuming.async_keeper import AsyncKeeper
+from millpond.consuming.async_subscribe import AsyncSubscription
+from millpond.consuming.subscribe import PREFETCH
 from millpond.directory import SOCKET
 from millpond.embedded import AsyncPond
-from millpond.errors import Conflict, DirectoryInUse
+from millpond.errors import Closed, Conflict, DirectoryInUse
+from millpond.model import Duration
 
 if TYPE_CHECKING:
     from millpond.client import AsyncClient
@@ -32,8 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 OPERATIONS = [name for name in vars(Api) if not name.startswith("_")]
 SETTLE_S = 30.0  # an owner that begins with many queues, or ends with many commits, has done so by then
+ANSWER_S = 3.0  # an owner that is there answers within it, however busy; a socket may outlive its owner in a fork
 LOOK_S = 0.02  # between tries to own the directory or to meet its owner, while neither can be had
-CLOSE_GRACE_S = 5.0  # for the replies that are under way when an owner closes
+CLOSE_GRACE_S = 5.0  # for the replies that are under way when an owner closes, and for what loops left
 TRY_AGAIN_S = 1.0  # after a failed attempt to take over
 SOCKET_PATH_MAX = 100  # bytes; the system takes 107
 
@@ -51,23 +57,36 @@ def open(path: str | Path, *, clock: Clock | None = None, listen: bool = True) -
 
 
 class Watch(asyncio.Protocol):
-    """A connection that carries nothing: it ends with the owner."""
+    """A connection that carries one answer, which shows that somebody is there. It ends with the owner."""
 
     transport: asyncio.Transport
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.answered: asyncio.Future[bool] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+    def data_received(self, data: bytes) -> None:
+        self._answer(True)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._answer(False)
         if not self.gone.done():
             self.gone.set_result(None)
 
+    def _answer(self, there: bool) -> None:
+        if not self.answered.done():
+            self.answered.set_result(there)
 
-class SharedPond:
-    """Once it is open it has the methods of `Api`: those of the engine if that is here, else those of a client."""
+
+class SharedPond(AsyncConsumes):
+    """Once it is open it has the methods of `Api`: those of the engine if that is here, else those of a client.
+
+    `consume` goes through these, and on when the pond inherits the directory.
+    """
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None, listen: bool = True) -> None:
         self.clock = clock or Clock()
@@ -75,6 +94,7 @@ class SharedPond:
         self._directory = Path(path).absolute()
         self._listen = listen
         self._owner = False
+        self._keeper: AsyncKeeper | None = None
         self._client: AsyncClient | None = None
         self._listener: Listener | None = None
         self._watch: Watch | None = None
@@ -107,9 +127,17 @@ class SharedPond:
         except BaseException:
             self._close_folder()
             raise
+        self._keeper = AsyncKeeper(self)
+
+    def drain(self) -> None:
+        """As an owner, before it closes: guests lease nothing more either, and find the next owner for that."""
+        if self._listener is not None:
+            self._listener.app.drain()
 
     async def close(self) -> None:
         """As an owner: what is under way is answered, then the directory is the next one's. Twice is once."""
+        if self._keeper is not None:
+            await self._keeper.close(CLOSE_GRACE_S)
         heir, self._heir = self._heir, None
         if heir is not None:
             heir.cancel()
@@ -130,6 +158,19 @@ class SharedPond:
         for name in OPERATIONS:
             self.__dict__.pop(name, None)
         self._close_folder()
+
+    def subscribe(
+        self, queue: str, *, prefetch: int = PREFETCH, lease_timeout: Duration | None = None, client_id: str = ""
+    ) -> AsyncSubscription:
+        """A guest's is a stream: if the guest dies, the owner knows at once, and takes back what was unfinished."""
+        if self._client is None or self._owner:
+            return super().subscribe(queue, prefetch=prefetch, lease_timeout=lease_timeout, client_id=client_id)
+        return self._client.subscribe(queue, prefetch=prefetch, lease_timeout=lease_timeout, client_id=client_id)
+
+    def _keeper_of_leases(self) -> AsyncKeeper:
+        if self._keeper is None:
+            raise Closed("the pond is not open; open it and retry")
+        return self._keeper
 
     # ---- owning, or meeting the owner -----------------------------------------------------------------------
 
@@ -163,6 +204,10 @@ class SharedPond:
         try:
             _, watch = await loop.create_unix_connection(lambda: Watch(loop), self._socket)
         except OSError:
+            return False
+        answered, _ = await asyncio.wait({watch.answered}, timeout=ANSWER_S)
+        if not answered or not watch.answered.result():
+            watch.transport.close()
             return False
         if self._client is None:
             from millpond.client import AsyncClient

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from millpond import AsyncClient, Client
-from millpond.client import retrying
+from millpond.consuming import pauses
 from tests.client.served import Served, serve
 
 _numbers = count(1)
@@ -65,8 +65,8 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
 @pytest.fixture(autouse=True)
 def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries come right after each other."""
-    monkeypatch.setattr(retrying, "PAUSE_MIN_S", 0.001)
-    monkeypatch.setattr(retrying, "PAUSE_MAX_S", 0.002)
+    monkeypatch.setattr(pauses, "PAUSE_MIN_S", 0.001)
+    monkeypatch.setattr(pauses, "PAUSE_MAX_S", 0.002)
 
 
 @pytest.fixture(autouse=True)

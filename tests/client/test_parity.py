@@ -1,4 +1,4 @@
-"""Code moves between the engine and a client by changing one line: they have the same methods."""
+"""Code moves between the engine and a client by changing one line: they have the same methods, and so have items."""
 
 from __future__ import annotations
 
@@ -7,30 +7,51 @@ from typing import Any
 
 import pytest
 
-from millpond import AsyncClient, AsyncPond, Client, LeasedItem, Pond
+from millpond import AsyncClient, AsyncPond, Client, Pond
 from millpond.api import Api
-from millpond.client.held import AsyncHeldItem, HeldItem
+from millpond.consuming.held import AsyncHeldItem, HeldItem
+from millpond.sharing import SharedPond
 
 OPERATIONS = sorted(name for name in vars(Api) if not name.startswith("_"))
+LOOPS = ["consume", "subscribe"]
+OF_ITEMS = ["complete", "retry", "extend", "write_state"]
 
 
 def parameters(kind: type, name: str) -> list[tuple[Any, ...]]:
     signature = inspect.signature(getattr(kind, name))
-    return [(one.name, one.kind, one.default, one.annotation) for one in signature.parameters.values()]
+    return [(one.name, one.kind, one.default) for one in signature.parameters.values()]
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+def returned(kind: type, name: str) -> Any:
+    return inspect.signature(getattr(kind, name)).return_annotation
+
+
+@pytest.mark.parametrize("name", OPERATIONS + LOOPS)
 @pytest.mark.parametrize(("client", "engine"), [(Client, Pond), (AsyncClient, AsyncPond)])
 def test_a_client_has_the_engines_method(client: type, engine: type, name: str) -> None:
-    assert parameters(client, name) == parameters(engine, name)
+    assert inspect.signature(getattr(client, name)) == inspect.signature(getattr(engine, name))
     assert inspect.iscoroutinefunction(getattr(client, name)) == inspect.iscoroutinefunction(getattr(engine, name))
 
 
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_shared_pond_has_the_engines_loops(name: str) -> None:
+    assert inspect.signature(getattr(SharedPond, name)) == inspect.signature(getattr(AsyncPond, name))
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_replies_have_the_same_types_save_for_leased_items(name: str) -> None:
-    blocking, returned = (inspect.signature(getattr(kind, name)).return_annotation for kind in (Client, Pond))
-    expected = {"lease": "Sequence[HeldItem]"}.get(name, returned)
-    assert blocking == expected
+def test_with_and_without_await_calls_take_and_return_the_same(name: str) -> None:
+    assert parameters(AsyncPond, name) == parameters(Pond, name)
+    assert returned(AsyncPond, name).replace("Async", "") == returned(Pond, name)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_with_and_without_await_loops_take_the_same(name: str) -> None:
+    assert parameters(AsyncPond, name) == parameters(Pond, name)
+
+
+@pytest.mark.parametrize("name", OF_ITEMS)
+def test_with_and_without_await_items_do_the_same(name: str) -> None:
+    assert inspect.signature(getattr(AsyncHeldItem, name)) == inspect.signature(getattr(HeldItem, name))
 
 
 def test_the_async_client_is_an_api() -> None:
@@ -39,8 +60,3 @@ def test_the_async_client_is_an_api() -> None:
 
     client = AsyncClient()
     assert takes(client) is client
-
-
-def test_held_items_are_leased_items() -> None:
-    assert issubclass(HeldItem, LeasedItem)
-    assert issubclass(AsyncHeldItem, LeasedItem)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from millpond.client.address import read_url
-from millpond.client.durations import seconds
-from millpond.client.faults import made, twin
+from millpond.client.faults import twin
 from millpond.client.http1 import Lines, ReplyParser
 from millpond.client.lines import item_of
 from millpond.client.merging import MERGED_ENTRIES_MAX, Part, take
-from millpond.errors import BY_CODE, BadReply, InvalidRequest, NotFound, TooManyRequests
+from millpond.durations import seconds
+from millpond.errors import BY_CODE, BadReply, InvalidRequest, NotFound, TooManyRequests, made
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ parked_leases = 50
 [timeouts]
 keep_alive = "1m30s"
 header = 5
+body = 60
 shutdown = 0
 
 [log]

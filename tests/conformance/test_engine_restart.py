@@ -13,7 +13,7 @@ from millpond.history.format import Record, encode_state, numbers_of
 from millpond.model import RedriveFilter, State
 from millpond.queue.partition import Partition
 from millpond.queue.requests import Cancel, Clear, Complete, Extend, Lease, Redrive, RetryItem, RetryItems, WriteState
-from millpond.queue.snapshot import Snapshot, recover_partition, take_snapshot
+from millpond.queue.snapshot import COLUMNS, Snapshot, recover_partition, take_snapshot
 from millpond.store.base import Recovered
 from tests.conformance.conftest import MakePond
 from tests.conformance.engine import SteppedPond, keyed, numbered, payloads, request
@@ -25,15 +25,19 @@ from tests.drive import definition
 def state_of(partition: Partition) -> dict[str, Any]:
     """The partition's state in a form that does not depend on how it was grouped."""
     dump = msgspec.structs.asdict(msgspec.msgpack.decode(take_snapshot(partition), type=Snapshot))
-    dump["leased"] = {
-        number: (client, grant, deadline, fence)
-        for client, grant, deadline, fence, runs in dump["leased"]
-        for number in numbers_of(runs)
+    for column in COLUMNS:
+        dump[column] = dict(getattr(partition, column).items())
+    chunks, dedup = partition.chunks, partition.dedup
+    dump["chunks"] = {
+        number: (chunks.first_of(number), chunks.created_of(number), chunks.deadline_of(number))
+        for number in chunks.walk(0)
     }
+    dump["leased"] = {number: partition.leased[number] for number in partition.leased}
+    dump["names"] = (dedup.live, dict(dedup.names.items()))
     dump["moving"] = {
         number: (target, redrive, turn) for target, redrive, turn, runs in dump["moving"] for number in numbers_of(runs)
     }
-    dump["ready"] = {priority: list(numbers_of(runs)) for priority, runs in dump["ready"].items()}
+    dump["ready"] = {priority: list(numbers_of(runs)) for priority, runs in partition.ready.runs().items()}
     dump["cancel_asked"] = sorted(dump["cancel_asked"])
     dump["documents"] = {number: has for number, has in dump["documents"].items() if has}
     return dump | {"turn": partition.turn}

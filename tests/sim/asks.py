@@ -111,7 +111,7 @@ class Ask:
     def waits_for(self, grant: Grant) -> bool:
         """Whether the token of this delivery has no answer yet; those of a request may come one by one."""
         assert isinstance(self.request, Tokens)
-        answered = self.request._gathered
+        answered = self.request.gathered
         return not self.request.results and any(i not in answered for i, of in enumerate(self.grants) if of is grant)
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from millpond.model import State
 from millpond.queue import holders, lease, lifecycle, logical, operations, transfer
+from millpond.queue.columns import IntColumn
 from millpond.queue.dedup import Dedup
 from millpond.queue.lane import Lane, LoadJob, TurnJob
 from millpond.queue.logical import LogicalQueue
@@ -121,7 +122,7 @@ def a_restart_forgets_the_state_documents(patch: Patch) -> None:
     def forgetful(self: LoadJob) -> None:
         work(self)
         assert self.partition is not None
-        self.partition.documents.clear()
+        self.partition.documents = IntColumn()
 
     patch.setattr(LoadJob, "work", forgetful)
 

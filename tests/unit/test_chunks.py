@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from random import Random
 
 import pytest
@@ -29,10 +30,11 @@ def runs_in(plain: dict[int, Plain], rng: Random) -> tuple[int, int]:
     return first, count
 
 
-@pytest.mark.parametrize("slack", [0, 5, 1_024])
+@pytest.mark.parametrize("block", [1, 5, 512])
 @pytest.mark.parametrize("seed", range(8))
-def test_chunks_are_a_dict_of_chunks(monkeypatch: pytest.MonkeyPatch, seed: int, slack: int) -> None:
-    monkeypatch.setattr(module, "_COMPACT_SLACK", slack)
+def test_chunks_are_a_dict_of_chunks(monkeypatch: pytest.MonkeyPatch, seed: int, block: int) -> None:
+    monkeypatch.setattr(module, "_BLOCK_CHUNKS", block)
+    monkeypatch.setattr(module, "_STALE_SLACK", block)
     rng, chunks, plain, following, now = Random(seed), Chunks(), dict[int, Plain](), 1, 1_000
     timeout = 100
     expired: set[int] = set()
@@ -103,13 +105,47 @@ def test_a_chunk_that_is_gone_holds_nothing() -> None:
     assert not Chunks().holds(1)
 
 
-def test_a_steady_timeout_costs_one_heap_entry() -> None:
+def test_a_steady_timeout_costs_a_heap_entry_a_block() -> None:
     chunks = Chunks()
     for number in range(1, 1_000):
         chunks.add(number, 1, number, number + 500)
-    assert len(chunks._expiry) == 1
+    assert len(chunks._expiry) == 2
     assert len(chunks.pop_expired(900)) == 400
-    assert len(chunks._expiry) == 1
+    assert len(chunks._expiry) == 2
+
+
+def test_blocks_that_are_gone_leave_nothing_in_the_heap() -> None:
+    chunks = Chunks()
+    for number in range(1, 200_000):
+        chunks.add(number, 1, number, number + 1_000_000)
+        assert chunks.end(number, 1) == [number]
+    assert (len(chunks), len(chunks._blocks)) == (0, 1)
+    assert len(chunks._expiry) < 100
+
+
+@pytest.mark.parametrize("step", [1, 1_000, 3_600_000])
+def test_one_item_chunks_cost_ten_bytes_however_far_apart_in_time(step: int) -> None:
+    tracemalloc.start()
+    try:
+        chunks = Chunks()
+        for number in range(1, 20_001):
+            chunks.add(number, 1, number * step, number * step + 1_000_000)
+        assert tracemalloc.get_traced_memory()[0] < 20_000 * 10
+    finally:
+        tracemalloc.stop()
+    assert [chunks.created_of(number) for number in (1, 600, 20_000)] == [step, 600 * step, 20_000 * step]
+
+
+def test_chunks_far_apart_are_told_apart() -> None:
+    chunks, far = Chunks(), 1 << 40
+    for place in range(5):
+        chunks.add(1 + place * far, 1_000, place * far, place * far + 10)
+        chunks.add(1_001 + place * far, 1_000, place * far, place * far + 10)
+    for number in (1, 1_000 + far, 1_001 + 4 * far, 2_000 + 4 * far):
+        assert chunks.created_of(number) == number // far * far
+        assert chunks.first_of(number) == number // far * far + (1 if number % far <= 1_000 else 1_001)
+    assert not chunks.holds(2_001)
+    assert not chunks.holds(far)
 
 
 def test_a_chunk_is_sparse_when_few_of_its_items_are_left() -> None:

@@ -52,7 +52,7 @@ def test_an_ended_item_guards_its_names_for_the_window() -> None:
     dedup.add(7, "own", "k", "c")
     assert dedup.live == {id_digest("own"): 7, key_digest("k"): 7}
     dedup.end(7, 1_000, 500, 100)
-    assert (dedup.live, dedup.digests, dedup.names) == ({}, {}, {})
+    assert (dedup.live, len(dedup.digests), len(dedup.names)) == ({}, 0, 0)
     assert dedup.ended.get(key_digest("k"), 1_099, 100) == Ended(1_000, 7, 500, "own\nc")
     assert dedup.ended.get(key_digest("k"), 1_100, 100) is None
     assert dedup.uncommitted == {id_digest("own"), key_digest("k")}

@@ -142,7 +142,8 @@ def test_the_sums_of_an_estimate_are_exact(mixed: Partition, monkeypatch: pytest
 def test_an_estimate_follows_the_shares_of_what_is_old_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readings, "COUNT_MAX", 100)
     partition = Partition("incq", 0)
-    partition.waiting = {number: number << 1 | (number % 4 == 0) for number in range(100_000)}
+    for number in range(100_000):
+        partition.waiting[number] = number << 1 | (number % 4 == 0)
     counts = dict(zip(STATES, LaneLook(partition, NONE).counts, strict=True))
     assert counts[State.SCHEDULED] + counts[State.RETRYING] == 100_000
     assert 20_000 < counts[State.RETRYING] < 30_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from millpond.history.format import run_of
-from millpond.queue.timers import Timers
+from millpond.queue.timers import NEVER, Timers
 
 
 def test_what_is_due_comes_by_instant_then_by_number() -> None:
@@ -23,7 +23,7 @@ def test_what_is_due_comes_by_instant_then_by_number() -> None:
             assert timers.pop_due(now) == [run for _, run in due]
             pending = [entry for entry in pending if entry[0] > now]
         assert len(timers) == len(pending)
-        assert not pending or timers.next_at() == min(at for at, _ in pending)
+        assert timers.next_at == min((at for at, _ in pending), default=NEVER)
 
 
 def test_nothing_is_due_before_its_instant() -> None:
@@ -40,6 +40,6 @@ def test_many_more_entries_than_live_items_are_stale() -> None:
         timers.push(number, run_of(1, 1))
     assert timers.stale(1)
     assert not timers.stale(5_000)
-    timers.rebuild([(7, run_of(1, 1))])
+    timers.rebuild([7], [run_of(1, 1)])
     assert not timers.stale(1)
     assert timers.pop_due(7) == [run_of(1, 1)]

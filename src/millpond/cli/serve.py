@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from millpond.cli.config import start_problems
 from millpond.cli.flags import Arguments, Subparsers, add_command, add_config_flags, load_or_exit
 from millpond.cli.output import DONE, WRONG_USAGE, say
@@ -34,4 +36,6 @@ def serve(asked: Arguments) -> int:
 
     log.configure(loaded.config.log.format, loaded.config.log.level)
     run(loaded.config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # we are ending: one more must not turn that into a failure
     return DONE

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET, Struct, structs
 
 from millpond import model
-from millpond.client.durations import on_wire, seconds
 from millpond.client.faults import decoded
 from millpond.client.http1 import Reply
+from millpond.durations import seconds
 from millpond.errors import InvalidRequest, NotFound, OutcomeUnknown, QueueExists, VersionConflict
 from millpond.model import (
     WAIT_MAX_MS,
@@ -73,6 +74,11 @@ class Ask(Struct, Generic[T]):
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def on_wire(duration: Any) -> Any:
+    """A timedelta has no form of its own there. Whatever is wrong is for the server to say."""
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 
 # ---- queues -----------------------------------------------------------------------------------------------

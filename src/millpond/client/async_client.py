@@ -1,7 +1,7 @@
-"""The blocking client, for any number of threads.
+"""The client for an event loop.
 
-with millpond.Client("http://127.0.0.1:7410") as client:
-    client.produce("jobs", [b"work"])
+async with millpond.AsyncClient("http://127.0.0.1:7410") as client:
+    await client.produce("jobs", [b"work"])
 """
 
 from __future__ import annotations
@@ -9,20 +9,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar
 
 from millpond.client import asks
 from millpond.client.address import DEFAULT_URL, PathLike
 from millpond.client.asks import Ask
-from millpond.client.async_consume import AsyncConsumer
 from millpond.client.async_gather import AsyncGather
-from millpond.client.async_keeper import AsyncKeeper
 from millpond.client.async_operations import AsyncOperations
 from millpond.client.async_pool import AsyncPool
-from millpond.client.async_subscribe import AsyncSubscription
+from millpond.client.async_subscribe import AsyncStream
 from millpond.client.base import (
     CLOSE_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -35,13 +32,15 @@ from millpond.client.base import (
     options,
     settings,
 )
-from millpond.client.consume import WAIT_S, Consuming, idle_seconds
-from millpond.client.durations import seconds
-from millpond.client.held import AsyncHeldItem, Held
 from millpond.client.merging import Part
-from millpond.client.retrying import Pauses, Tries, closed
-from millpond.client.watch import period
-from millpond.errors import Forbidden, MillpondError
+from millpond.client.retrying import Tries, closed
+from millpond.consuming.async_calls import AsyncConsumes
+from millpond.consuming.async_keeper import AsyncKeeper
+from millpond.consuming.async_subscribe import AsyncSubscription
+from millpond.consuming.held import AsyncHeldItem, Hand, Holding
+from millpond.consuming.pauses import Pauses
+from millpond.consuming.subscribe import PREFETCH
+from millpond.errors import MillpondError
 from millpond.model import Duration
 from millpond.wire.replies import LeaseItem
 
@@ -78,7 +77,7 @@ class AsyncCore:
         self.closing = True
 
 
-class AsyncClient(AsyncOperations):
+class AsyncClient(AsyncOperations, AsyncConsumes):
     """`timeout` is for a whole call, its repeats included; a lease's `wait` comes on top.
 
     What fails for a reason that passes is tried again until then; nothing is produced twice by it. `token` is sent
@@ -177,87 +176,31 @@ class AsyncClient(AsyncOperations):
         self, queue: str, batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str
     ) -> Sequence[AsyncHeldItem]:
         ask = asks.lease(queue, batch, wait, lease_timeout, client_id or self._options.client_id)
-        return [self._held(item, queue, lease_timeout) for item in await self._call(ask)]
+        items = await self._call(ask)
+        holding = Holding(self, queue, lease_timeout, self._keeper_of_leases())
+        return [_held(item, holding) for item in items]
 
-    def _held(self, item: LeaseItem, queue: str, lease_timeout: Duration | None) -> AsyncHeldItem:
-        fields = asks.leased_fields(item)
-        held = AsyncHeldItem(fields.payload, 0, None, fields, self, queue, lease_timeout)
-        held.keep, held.drop = self._keep, self._core.keeper.drop
-        return held
-
-    def _keep(self, item: Held) -> None:
-        """While a `with` has it."""
-        self._core.on_loop().keeper.keep(item, period(item, item.lease_timeout))
-
-    @overload
-    def consume(
-        self,
-        queue: str,
-        *,
-        batch: int = 1,
-        wait: Duration = WAIT_S,
-        lease_timeout: Duration | None = None,
-        client_id: str = "",
-        idle_timeout: Duration | None = None,
-    ) -> AsyncConsumer: ...
-
-    @overload
-    def consume(
-        self,
-        queue: str,
-        handler: Callable[[AsyncHeldItem], Awaitable[Any]],
-        *,
-        batch: int = 1,
-        wait: Duration = WAIT_S,
-        lease_timeout: Duration | None = None,
-        client_id: str = "",
-        idle_timeout: Duration | None = None,
-    ) -> Awaitable[None]: ...
-
-    def consume(
-        self,
-        queue: str,
-        handler: Callable[[AsyncHeldItem], Awaitable[Any]] | None = None,
-        *,
-        batch: int = 1,
-        wait: Duration = WAIT_S,
-        lease_timeout: Duration | None = None,
-        client_id: str = "",
-        idle_timeout: Duration | None = None,
-    ) -> AsyncConsumer | Awaitable[None]:
-        """Items for ever, or until none came for `idle_timeout`. See `millpond.client.consume` for how they end.
-
-        `batch` items are leased at a time, and their leases kept alive in the background until it is their turn.
-        """
-
-        async def prepare() -> Consuming:
-            known = await self._lease_timeout(queue) if lease_timeout is None else lease_timeout
-            idle = idle_seconds(idle_timeout)
-            return Consuming(queue=queue, wait=seconds(wait) or 0.0, idle=idle, lease_timeout=known)
-
-        lease = partial(self._lease, queue, batch, lease_timeout=lease_timeout, client_id=client_id)
-        consumer = AsyncConsumer(prepare, lease, self._core.on_loop().keeper, Pauses(self._rng))
-        return consumer if handler is None else consumer.run(handler)
-
-    async def _lease_timeout(self, queue: str) -> float | None:
-        try:
-            return (await self.queue_info(queue)).lease_timeout
-        except Forbidden:  # then the leases' deadlines must do
-            return None
+    def _keeper_of_leases(self) -> AsyncKeeper:
+        return self._core.on_loop().keeper
 
     def subscribe(
-        self, queue: str, *, prefetch: int = 10, lease_timeout: Duration | None = None, client_id: str = ""
+        self, queue: str, *, prefetch: int = PREFETCH, lease_timeout: Duration | None = None, client_id: str = ""
     ) -> AsyncSubscription:
         """Items as they come, over one connection, at most `prefetch` of them unfinished.
 
         The server keeps their leases alive; finish them with `item.complete()`, `item.retry()` or `async with item:`.
         When the stream breaks, it is opened again, and what was unfinished comes anew.
         """
+        core = self._core.on_loop()
+        holding = Holding(self, queue, lease_timeout, core.keeper, kept=True)
 
         def hold(item: LeaseItem) -> AsyncHeldItem:
-            held = self._held(item, queue, lease_timeout)
-            held.keep = None
-            return held
+            return _held(item, holding)
 
         request = self._subscription(queue, prefetch, lease_timeout, client_id)
-        return AsyncSubscription(self._core.on_loop().pool, request, self._options.timeout, Pauses(self._rng), hold)
+        return AsyncStream(core.pool, request, self._options.timeout, Pauses(self._rng), hold)
+
+
+def _held(item: LeaseItem, holding: Holding) -> AsyncHeldItem:
+    fields = asks.leased_fields(item)
+    return AsyncHeldItem(fields.payload, 0, None, fields, Hand(holding))

@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from millpond.client import asks
 from millpond.client.asks import Ask
 from millpond.client.base import BaseClient
-from millpond.client.held import AsyncHeldItem
 from millpond.client.merging import Part
+from millpond.consuming.held import AsyncHeldItem
 from millpond.model import (
     CLEAR_STATES,
     Duration,

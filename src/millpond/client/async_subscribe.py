@@ -10,18 +10,19 @@ from millpond.client.async_connection import AsyncConnection
 from millpond.client.async_pool import AsyncPool
 from millpond.client.base import SUBSCRIBE_SILENCE_S
 from millpond.client.faults import error_of
-from millpond.client.held import AsyncHeldItem
 from millpond.client.http1 import Lines
-from millpond.client.keeper import log
 from millpond.client.lines import LINE_BYTES_MAX, item_of
-from millpond.client.retrying import Pauses, closed
+from millpond.client.retrying import closed
+from millpond.consuming.held import AsyncHeldItem
+from millpond.consuming.keeper import log
+from millpond.consuming.pauses import Pauses
 from millpond.errors import MillpondError, Unavailable
 from millpond.wire.replies import LeaseItem
 
 Hold = Callable[[LeaseItem], AsyncHeldItem]
 
 
-class AsyncSubscription:
+class AsyncStream:
     """An object rather than a generator: a loop that leaves it closes its stream at once, not when garbage is."""
 
     def __init__(self, pool: AsyncPool, request: bytes, timeout: float, pauses: Pauses, hold: Hold) -> None:

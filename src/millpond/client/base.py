@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from millpond.client import asks
 from millpond.client.address import Address, PathLike, read_url, tls_context
-from millpond.client.asks import Ask
-from millpond.client.durations import on_wire, timeout_seconds
+from millpond.client.asks import Ask, on_wire
 from millpond.client.faults import encoded
 from millpond.client.http1 import head, request
 from millpond.client.merging import Part
+from millpond.durations import seconds
 from millpond.errors import InvalidRequest
 from millpond.model import LEASE_BATCH_MAX, PAYLOAD_BYTES_MAX, Duration, Items, OnConflict
 from millpond.wire import JSON, MSGPACK
@@ -27,6 +27,7 @@ CONNECTIONS_MAX = 100  # per client: each costs the server some KiB
 IDLE_MAX_S = 50.0  # proxies close after a minute, the server after 75 s: a request must not meet that
 REPLY_BYTES_MAX = LEASE_BATCH_MAX * (PAYLOAD_BYTES_MAX + (128 << 10))  # the largest lease, state documents included
 CLOSE_GRACE_S = 5.0  # for what loops left; a server that is away gets it back when the leases run out
+TIMEOUT_MAX_S = 7 * 86_400.0  # a call that may take longer has no deadline worth the name
 CORRELATION_MAX = 128  # as an item's
 SUBSCRIBE_SILENCE_S = 60.0  # four keep-alives of the server's
 
@@ -100,6 +101,13 @@ def options(before: Options, timeout: Duration | None, correlation_id: str | Non
     )
 
 
+def timeout_seconds(value: Duration, name: str) -> float:
+    found = seconds(value)
+    if found is None or not 0 < found <= TIMEOUT_MAX_S:
+        raise InvalidRequest(f"{name} is {value!r:.60}; give a duration above 0, such as 10 or '30s', up to 7 days")
+    return found
+
+
 def _printable(value: str, name: str) -> str:
     """Into a header goes nothing that could end it. The value is not shown: it may be a secret."""
     given: object = value
@@ -140,7 +148,8 @@ class BaseClient:
     def _subscription(self, queue: str, prefetch: int, lease_timeout: Duration | None, client_id: str) -> bytes:
         """Lines are JSON, whatever the client speaks else."""
         named = client_id or self._options.client_id
-        return self._request("queue.subscribe", Subscribe(queue, prefetch, on_wire(lease_timeout), named))
+        asked = Subscribe(queue=queue, prefetch=prefetch, lease_timeout=on_wire(lease_timeout), client_id=named)
+        return self._request("queue.subscribe", asked)
 
     # ---- calls that may travel together -------------------------------------------------------------------
 

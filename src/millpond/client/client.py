@@ -11,10 +11,9 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from millpond.client import asks
@@ -32,18 +31,19 @@ from millpond.client.base import (
     options,
     settings,
 )
-from millpond.client.consume import WAIT_S, Consumer, Consuming, idle_seconds
-from millpond.client.durations import seconds
 from millpond.client.gather import Gather
-from millpond.client.held import Held, HeldItem
-from millpond.client.keeper import Keeper
 from millpond.client.merging import Part
 from millpond.client.operations import Operations
 from millpond.client.pool import Abort, Pool
-from millpond.client.retrying import Pauses, Tries, closed
-from millpond.client.subscribe import subscription
-from millpond.client.watch import period
-from millpond.errors import Forbidden, MillpondError
+from millpond.client.retrying import Tries, closed
+from millpond.client.subscribe import Stream, subscription
+from millpond.consuming.calls import Consumes, Wake
+from millpond.consuming.consume import Lease
+from millpond.consuming.held import Hand, HeldItem, Holding
+from millpond.consuming.keeper import Keeper
+from millpond.consuming.pauses import Pauses
+from millpond.consuming.subscribe import PREFETCH, Subscription
+from millpond.errors import MillpondError
 from millpond.model import Duration
 from millpond.wire.replies import LeaseItem
 
@@ -85,7 +85,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Client(Operations):
+class Client(Operations, Consumes):
     """`timeout` is for a whole call, its repeats included; a lease's `wait` comes on top.
 
     What fails for a reason that passes is tried again until then; nothing is produced twice by it. `token` is sent
@@ -191,89 +191,35 @@ class Client(Operations):
         abort: Abort | None = None,
     ) -> Sequence[HeldItem]:
         ask = asks.lease(queue, batch, wait, lease_timeout, client_id or self._options.client_id)
-        return [self._held(item, queue, lease_timeout) for item in self._call(ask, abort)]
+        holding = Holding(self, queue, lease_timeout, self._core.keeper)
+        return [_held(item, holding) for item in self._call(ask, abort)]
 
-    def _held(self, item: LeaseItem, queue: str, lease_timeout: Duration | None) -> HeldItem:
-        fields = asks.leased_fields(item)
-        held = HeldItem(fields.payload, 0, None, fields, self, queue, lease_timeout)
-        held.keep, held.drop = self._keep, self._core.keeper.drop
-        return held
+    def _keeper_of_leases(self) -> Keeper:
+        return self._core.keeper
 
-    def _keep(self, item: Held) -> None:
-        """While a `with` has it."""
-        self._core.keeper.keep(item, period(item, item.lease_timeout))
-
-    @overload
-    def consume(
-        self,
-        queue: str,
-        *,
-        batch: int = 1,
-        wait: Duration = WAIT_S,
-        lease_timeout: Duration | None = None,
-        client_id: str = "",
-        idle_timeout: Duration | None = None,
-    ) -> Consumer: ...
-
-    @overload
-    def consume(
-        self,
-        queue: str,
-        handler: Callable[[HeldItem], Any],
-        *,
-        batch: int = 1,
-        wait: Duration = WAIT_S,
-        lease_timeout: Duration | None = None,
-        client_id: str = "",
-        idle_timeout: Duration | None = None,
-    ) -> None: ...
-
-    def consume(
-        self,
-        queue: str,
-        handler: Callable[[HeldItem], Any] | None = None,
-        *,
-        batch: int = 1,
-        wait: Duration = WAIT_S,
-        lease_timeout: Duration | None = None,
-        client_id: str = "",
-        idle_timeout: Duration | None = None,
-    ) -> Consumer | None:
-        """Items for ever, or until none came for `idle_timeout`. See `millpond.client.consume` for how they end.
-
-        `batch` items are leased at a time, and their leases kept alive in the background until it is their turn.
-        """
+    def _leasing(self, queue: str, lease_timeout: Duration | None, client_id: str) -> tuple[Lease, Wake]:
         abort = Abort()
-        consuming = Consuming(
-            queue=queue,
-            wait=seconds(wait) or 0.0,
-            idle=idle_seconds(idle_timeout),
-            lease_timeout=self._lease_timeout(queue) if lease_timeout is None else lease_timeout,
-        )
-        lease = partial(self._lease, queue, batch, lease_timeout=lease_timeout, client_id=client_id, abort=abort)
-        consumer = Consumer(consuming, lease, self._core.keeper, Pauses(self._rng), abort.abort)
-        if handler is None:
-            return consumer
-        consumer.run(handler)
-        return None
 
-    def _lease_timeout(self, queue: str) -> float | None:
-        try:
-            return self.queue_info(queue).lease_timeout
-        except Forbidden:  # then the leases' deadlines must do
-            return None
+        def lease(batch: int, wait: float) -> Sequence[HeldItem]:
+            return self._lease(queue, batch, wait, lease_timeout, client_id, abort)
+
+        return lease, abort.abort
 
     def subscribe(
-        self, queue: str, *, prefetch: int = 10, lease_timeout: Duration | None = None, client_id: str = ""
-    ) -> Iterator[HeldItem]:
+        self, queue: str, *, prefetch: int = PREFETCH, lease_timeout: Duration | None = None, client_id: str = ""
+    ) -> Subscription:
         """Items as they come, over one connection, at most `prefetch` of them unfinished.
 
         The server keeps their leases alive; finish them with `item.complete()`, `item.retry()` or `with item:`. When
         the stream breaks, it is opened again, and what was unfinished comes anew.
         """
         request = self._subscription(queue, prefetch, lease_timeout, client_id)
-        core, timeout = self._core, self._options.timeout
-        for item in subscription(core.pool, request, timeout, core.closing, Pauses(self._rng)):
-            held = self._held(item, queue, lease_timeout)
-            held.keep = None
-            yield held
+        core = self._core
+        holding = Holding(self, queue, lease_timeout, core.keeper, kept=True)
+        items = subscription(core.pool, request, self._options.timeout, core.closing, Pauses(self._rng))
+        return Stream(_held(item, holding) for item in items)
+
+
+def _held(item: LeaseItem, holding: Holding) -> HeldItem:
+    fields = asks.leased_fields(item)
+    return HeldItem(fields.payload, 0, None, fields, Hand(holding))

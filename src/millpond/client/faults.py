@@ -7,29 +7,11 @@ from typing import Any
 import msgspec
 
 from millpond.client.http1 import WRONG, Reply
-from millpond.errors import (
-    BY_CODE,
-    BadReply,
-    Conflict,
-    InternalError,
-    InvalidRequest,
-    MillpondError,
-    OutcomeUnknown,
-    TooManyRequests,
-    Unavailable,
-)
+from millpond.errors import BadReply, InvalidRequest, MillpondError, made
 from millpond.wire import codec_of
 from millpond.wire.replies import ErrorReply
 
 TEXT_SHOWN_MAX = 200  # of a reply that is not ours: enough to see whose it is
-_BY_STATUS: dict[int, type[MillpondError]] = {
-    **{kind.status: kind for kind in BY_CODE.values() if MillpondError in kind.__bases__},
-    409: Conflict,
-    500: InternalError,
-    502: OutcomeUnknown,  # a proxy's: the server may have got the request
-    503: Unavailable,
-    504: OutcomeUnknown,
-}
 
 
 def error_of(reply: Reply) -> MillpondError:
@@ -45,20 +27,6 @@ def error_of(reply: Reply) -> MillpondError:
             return made(body.code, body.message, reply.status, body.details, reply.retry_after)
     text = reply.body[:TEXT_SHOWN_MAX].decode(errors="replace")
     return made("", f"status {reply.status}, and no word of millpond's: {text!r}; {WRONG}", reply.status)
-
-
-def made(
-    code: str, message: str, status: int = 0, details: dict[str, Any] | None = None, retry_after: float = 0.0
-) -> MillpondError:
-    """The error of that code; one that is not known here is what its status says, and keeps its code in `details`."""
-    details = {} if details is None else details
-    kind = BY_CODE.get(code)
-    if kind is None:
-        kind = _BY_STATUS.get(status) or (InvalidRequest if 400 <= status < 500 else InternalError)
-        details = details | ({"code": code} if code else {})
-    error = kind(message, retry_after=retry_after) if issubclass(kind, TooManyRequests) else kind(message)
-    error.details = details
-    return error
 
 
 def twin(error: MillpondError) -> MillpondError:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from millpond.client.faults import made
 from millpond.client.http1 import WRONG
-from millpond.errors import BadReply
+from millpond.errors import BadReply, made
 from millpond.model import PAYLOAD_BYTES_MAX, STATE_DOC_BYTES_MAX
 from millpond.wire.replies import ErrorReply, LeaseItem
 

@@ -4,18 +4,43 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Self
 
 from millpond.client.base import SUBSCRIBE_SILENCE_S
 from millpond.client.connection import Connection
 from millpond.client.faults import error_of
 from millpond.client.http1 import Lines
-from millpond.client.keeper import log
 from millpond.client.lines import LINE_BYTES_MAX, item_of
 from millpond.client.pool import Pool
-from millpond.client.retrying import Pauses, closed
+from millpond.client.retrying import closed
+from millpond.consuming.held import HeldItem
+from millpond.consuming.keeper import log
+from millpond.consuming.pauses import Pauses
 from millpond.errors import MillpondError
 from millpond.wire.replies import LeaseItem
+
+
+class Stream:
+    """A loop that leaves it, or drops it, ends the stream: what is unfinished goes back."""
+
+    def __init__(self, items: Generator[HeldItem]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> HeldItem:
+        return next(self._items)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._items.close()
 
 
 def subscription(

@@ -65,6 +65,7 @@ KEYS = (
     Key("limits.parked_leases", values.count(*PARKED), "leases that wait, at a time (429 above)", "N"),
     Key("timeouts.keep_alive", values.duration(*TIMEOUT), "how long an idle connection is kept", "TIME"),
     Key("timeouts.header", values.duration(*TIMEOUT), "how long a request's header may take", "TIME"),
+    Key("timeouts.body", values.duration(*TIMEOUT), "how long a request's body may take", "TIME"),
     Key("timeouts.shutdown", values.duration(*SHUTDOWN), "how long the end waits for requests under way", "TIME"),
     Key("log.format", values.choice("auto", "json", "console"), "json, console, or auto by the terminal", "FORMAT"),
     Key("log.level", values.choice("debug", "info", "warning", "error"), "the least level that is logged", "LEVEL"),

@@ -44,6 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: float = 75.0  # longer than the 60 s of usual proxies, so that they close first
     header: float = 10.0  # for the whole of a request's header: a slower one is an attack
+    body: float = 30.0  # for the whole of its body, however slow the line: it is held in memory meanwhile
     shutdown: float = 30.0  # for what is under way when the server is told to end
 
 

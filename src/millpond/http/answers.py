@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,11 +11,21 @@ from msgspec import UNSET
 
 from millpond import model
 from millpond.api import Api
+from millpond.errors import MillpondError
 from millpond.http.exchange import Exchange
 from millpond.http.parked import Parked
 from millpond.http.refusals import ClientGone
 from millpond.http.streaming import GiveBack, Streams
-from millpond.model import LeasedItem, QueueInfo, QueuePage, QueueStats, Redriven, Result, StateWritten
+from millpond.model import (
+    LIST_LIMIT_MAX,
+    LeasedItem,
+    QueueInfo,
+    QueuePage,
+    QueueStats,
+    Redriven,
+    Result,
+    StateWritten,
+)
 from millpond.wire import payloads, requests
 from millpond.wire.replies import Cleared, Empty, LeaseReply, LookItem, LookPage, ProduceReply, Results
 
@@ -51,10 +62,17 @@ class Answers:
         return Empty()
 
     async def list_queues(self, request: requests.ListQueues, exchange: Exchange) -> QueuePage:
-        """A page may be short of those that are not for this caller; `next` goes on behind them all the same."""
+        """Those for this caller. `next` names one of them too: what else there is, they are not told."""
         page = await self._api.list_queues(**_given(request))
-        page.queues = [queue for queue in page.queues if exchange.identity.sees(queue.name)]
-        return page
+        found = [queue for queue in page.queues if exchange.identity.sees(queue.name)]
+        if len(found) == len(page.queues):
+            return page
+        limit = min(request.limit, LIST_LIMIT_MAX)
+        while len(found) <= limit and page.next is not None:
+            await asyncio.sleep(0)  # there may be many that are not
+            page = await self._api.list_queues(prefix=request.prefix, after=page.next, limit=LIST_LIMIT_MAX)
+            found += [queue for queue in page.queues if exchange.identity.sees(queue.name)]
+        return QueuePage(found[:limit], found[limit - 1].name if len(found) > limit else None)
 
     async def pause(self, request: requests.OneQueue, exchange: Exchange) -> QueueInfo:
         return await self._api.pause(request.queue)
@@ -102,6 +120,11 @@ class Answers:
         if gone.done():
             await self._return(request.queue, items)
             raise ClientGone
+        try:
+            exchange.authenticate()
+        except MillpondError:
+            await self._return(request.queue, items)
+            raise
         _mirror(exchange, items)
         return payloads.lease_reply(items, exchange.reply_codec)
 

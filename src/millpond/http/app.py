@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,10 +28,11 @@ from millpond.http.pages import Look, Metrics, Pages
 from millpond.http.parked import Parked
 from millpond.http.refusals import ClientGone, MethodNotAllowed
 from millpond.http.streaming import GiveBack, Streams
+from millpond.log import correlation_id
 from millpond.model import Check, Health, Retry
 from millpond.wire import CALLS, Call, Codec
 from millpond.wire.payloads import kinds_of
-from millpond.wire.requests import Produce, ProducePlain
+from millpond.wire.requests import Produce, ProducePlain, Stage
 
 PREFIX = "/v1/"
 log = logging.getLogger(__name__)
@@ -107,6 +109,7 @@ class App:
             await _decline(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
+        correlation_id.set(exchange.asked_correlation_id)
         began = time.perf_counter()
         try:
             await self._answer(exchange)
@@ -118,9 +121,8 @@ class App:
             await _confess(exchange, bug)
         finally:
             exchange.close()
-            self.meter.bytes_received += exchange.bytes_received
-            self.meter.bytes_sent += exchange.bytes_sent
-            self.meter.count(exchange.path.removeprefix(PREFIX), exchange.status, time.perf_counter() - began)
+            call, seconds = exchange.path.removeprefix(PREFIX), time.perf_counter() - began
+            self.meter.count_bytes(call, exchange.status, seconds, exchange.bytes_received, exchange.bytes_sent)
 
     async def _answer(self, exchange: Exchange) -> None:
         self.check_host(exchange.headers.get(b"host"))
@@ -147,7 +149,8 @@ class App:
 
     async def _call(self, exchange: Exchange, call: Call) -> None:
         codec = exchange.negotiate()
-        exchange.identity = self.gate.authenticate(exchange.headers.get(b"authorization"))
+        exchange.authenticate = partial(self.gate.authenticate, exchange.headers.get(b"authorization"))
+        exchange.identity = exchange.authenticate()
         body = await exchange.body(self.limits.body_bytes_max, self.limits.body_timeout_s)
         request = decoded(call, codec, body)
         self._authorize(exchange.identity, call, request)
@@ -160,7 +163,7 @@ class App:
         await exchange.reply(200, exchange.reply_codec.encode(reply), exchange.reply_codec.media_type)
 
     def _authorize(self, identity: Any, call: Call, request: Any) -> None:
-        kinds = kinds_of(request) if isinstance(request, Produce | ProducePlain) else ()
+        kinds = kinds_of(request) if isinstance(request, Produce | ProducePlain | Stage) else ()
         named = False
         for queue in queues_named(request, self.queue_of):
             named = True

@@ -35,6 +35,7 @@ class Exchange:
         self.bytes_received = self.bytes_sent = 0
         self.request_codec = self.reply_codec = JSON
         self.identity: Any = None
+        self.authenticate: Callable[[], Any] = lambda: None  # again, for whoever waited: a token may be revoked by then
         self.asked_correlation_id = printable(self.headers.get(b"x-correlation-id"))
         self.correlation_id: str | None = None
 
@@ -75,23 +76,17 @@ class Exchange:
         length = self.headers.get(b"content-length", b"0")
         if length.isdigit() and (len(length) > 18 or int(length) > bytes_max):
             raise _body_too_large(bytes_max)
-        part = await self._receive()
-        if part["type"] == "http.request" and not part.get("more_body"):
-            body: bytes = part.get("body", b"")
-            self.bytes_received = len(body)
-            if len(body) > bytes_max:
-                raise _body_too_large(bytes_max)
-            return body
         try:
             async with asyncio.timeout(within_s):
-                return await self._rest(part, bytes_max)
+                return await self._all(bytes_max)
         except TimeoutError:
             raise TooSlow(f"the body did not arrive within {within_s:g} s; send it faster, or less of it") from None
 
-    async def _rest(self, part: MutableMapping[str, Any], bytes_max: int) -> bytes:
+    async def _all(self, bytes_max: int) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
+            part = await self._receive()
             if part["type"] == "http.disconnect":
                 raise ClientGone
             parts.append(part.get("body", b""))
@@ -100,7 +95,6 @@ class Exchange:
                 raise _body_too_large(bytes_max)
             if not part.get("more_body"):
                 return b"".join(parts)
-            part = await self._receive()
 
     # ---- the client's presence ----------------------------------------------------------------------------
 

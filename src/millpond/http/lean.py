@@ -31,14 +31,21 @@ from millpond.http.exchange import ONCE, preferred_codec, printable, refusal_hea
 from millpond.http.protocol import ConnectionLimits, GuardedProtocol
 from millpond.http.refusals import TooSlow
 from millpond.model import LeasedItem, Produced, Result
-from millpond.wire import JSON, Codec, codec_of, payloads, requests
+from millpond.wire import Codec, codec_of, payloads, requests
 from millpond.wire.replies import LeaseReply, ProduceReply, Results
 
 log = logging.getLogger(__name__)
 
 _LONG_WAY = frozenset({b"expect", b"content-encoding", b"upgrade"})  # headers that change what a request is
+HEADS_KEPT = 1_000  # heads remembered: they differ by call and length
+HEAD_BYTES_KEPT = 2_048  # of one of them; a longer one is nobody's usual
+LOOK_AGAIN_S = 1.0  # a token that was good so long ago is looked at again
+_AHEAD_BYTES_MAX = 1 << 20  # read of a request before its turn: the rest waits in the socket
 _CODECS_MAX = 100  # pairs of Content-Type and Accept remembered: clients send one or two
-_COMMON_HEADERS = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+_REPLY = (
+    b"%bcontent-type: %b\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+    b"content-length: %d\r\n%b\r\n%b"
+)
 
 
 class _NoEvent:
@@ -51,30 +58,35 @@ class _NoEvent:
 _NO_EVENT = _NoEvent()
 
 
-class LeanCycle:
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """What the head of a request says. `length` is that of the body, -1 where the head does not tell."""
+
+    call: str
+    headers: list[tuple[bytes, bytes]]
+    keep_alive: bool
+    length: int
+    codec: Codec
+    reply_codec: Codec
+    authorization: bytes | None
+    correlation_id: str | None
+
+
+class LeanCycle(msgspec.Struct, eq=False):
     """A request of a hot call and its reply, in the place of uvicorn's RequestResponseCycle."""
 
-    __slots__ = (
-        *("began", "begun", "body", "call", "codec", "complete", "correlation_id", "disconnected", "headers"),
-        *("identity", "keep_alive", "leases", "message_event", "parked", "reply_codec", "response_complete"),
-    )
-
-    def __init__(self, call: str, headers: list[tuple[bytes, bytes]], keep_alive: bool, began: float) -> None:
-        self.call = call
-        self.began = began
-        self.headers = headers
-        self.keep_alive = keep_alive
-        self.body: bytes | bytearray = b""
-        self.complete = False  # all of it was read
-        self.disconnected = False
-        self.response_complete = False
-        self.message_event = _NO_EVENT
-        self.begun: Begun | None = None
-        self.parked = False
-        self.codec = self.reply_codec = JSON
-        self.identity: Any = None
-        self.leases: Sequence[str] = ()  # that it ends, if all goes well
-        self.correlation_id: str | None = None
+    head: Head
+    identity: Any
+    began: float
+    keep_alive: bool
+    correlation_id: str | None
+    body: bytes | bytearray = b""
+    complete: bool = False  # all of it was read
+    disconnected: bool = False
+    response_complete: bool = False
+    message_event: _NoEvent = _NO_EVENT
+    begun: Begun | None = None
+    parked: bool = False
+    leases: Sequence[str] = ()  # that it ends, if all goes well
 
     def leave(self, application: App) -> None:
         if self.parked:
@@ -97,10 +109,11 @@ class LeanProtocol(GuardedProtocol):
     application: ClassVar[App]
     engine: ClassVar[Begin]
     codecs: ClassVar[dict[tuple[bytes, bytes | None], tuple[Codec, Codec]]] = {}
+    heads: ClassVar[dict[bytes, Head]] = {}  # by their bytes: a client sends the same few again and again
 
     @classmethod
     def use(cls, application: App, engine: Begin, limits: ConnectionLimits) -> type[LeanProtocol]:
-        bound = {"application": application, "engine": engine, "connection_limits": limits, "codecs": {}}
+        bound = {"application": application, "engine": engine, "connection_limits": limits, "codecs": {}, "heads": {}}
         return type("BoundLeanProtocol", (cls,), bound)
 
     def __init__(
@@ -112,8 +125,27 @@ class LeanProtocol(GuardedProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._reading: LeanCycle | None = None  # the request that is being read, if it is one of ours
+        self._between = True  # requests: the next byte begins one
+        self._head_bytes_seen: bytes | None = None  # of the request that begins
 
     # ---- the request --------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """A whole request whose head was seen before is not parsed again."""
+        if self._between and (self.cycle is None or self.cycle.response_complete):
+            end = data.find(b"\r\n\r\n") + 4
+            head = self.heads.get(data[:end])
+            if head is not None and head.length == len(data) - end:
+                self.active_at = self.begun_at = self.loop.time()
+                cycle = self._admitted(head)
+                if cycle is not None:
+                    cycle.body, cycle.complete = data[end:], True
+                    self.cycle = self.answering = cycle
+                    self._begin(cycle)
+                    return
+            whole = 4 < end <= HEAD_BYTES_KEPT and data.startswith(b"POST ")  # or anybody's piece would stand for it
+            self._head_bytes_seen = data[:end] if whole else None
+        super().data_received(data)
 
     def on_message_begin(self) -> None:
         """Without the scope: it is made when it turns out to be needed."""
@@ -122,14 +154,21 @@ class LeanProtocol(GuardedProtocol):
         self.headers = []
         self.expect_100_continue = False
         self._reading = None
+        self._between = False
 
     def on_headers_complete(self) -> None:
         self.end_head()
-        cycle = self._admitted()
-        if cycle is None:
+        seen, self._head_bytes_seen = self._head_bytes_seen, None
+        head = self._read_head()
+        cycle = None if head is None else self._admitted(head)
+        if head is None or cycle is None:
             self._make_scope()
             super().on_headers_complete()
             return
+        if seen is not None and head.length >= 0:
+            if len(self.heads) >= HEADS_KEPT:
+                self.heads.clear()
+            self.heads[seen] = head
         before, self.cycle, self._reading = self.cycle, cycle, cycle
         if before is None or before.response_complete:
             self.answering = cycle
@@ -137,27 +176,34 @@ class LeanProtocol(GuardedProtocol):
             self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]
             self.read_on()
 
-    def _admitted(self) -> LeanCycle | None:
-        """None: not for here. Who asks is known before the body is read."""
+    def _read_head(self) -> Head | None:
+        """None: not for here."""
         call = CALLS.get(self.url)
         if call is None or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return None
         found = dict(self.headers)
         if not _LONG_WAY.isdisjoint(found) or (len(found) < len(self.headers) and _is_ambiguous(self.headers)):
             return None
-        application = self.application
         try:
-            if int(found.get(b"content-length", 0)) > application.limits.body_bytes_max:
+            length = -1 if b"transfer-encoding" in found else int(found.get(b"content-length", -1))
+            if length > self.application.limits.body_bytes_max:
                 return None
-            application.check_host(found.get(b"host"))
+            self.application.check_host(found.get(b"host"))
             codec, reply_codec = self._codecs(found[b"content-type"], found.get(b"accept"))
-            identity = application.gate.authenticate(found.get(b"authorization"))
-        except Exception:  # wrong, or a stranger: whatever it is, the application says so
+        except Exception:  # whatever is wrong with it, the application says so
             return None
-        cycle = LeanCycle(call, self.headers, self.parser.should_keep_alive(), self.begun_at)
-        cycle.codec, cycle.reply_codec, cycle.identity = codec, reply_codec, identity
-        cycle.correlation_id = printable(found.get(b"x-correlation-id"))
-        return cycle
+        correlation_id = printable(found.get(b"x-correlation-id"))
+        authorization = found.get(b"authorization")
+        keep_alive = self.parser.should_keep_alive()
+        return Head(call, self.headers, keep_alive, length, codec, reply_codec, authorization, correlation_id)
+
+    def _admitted(self, head: Head) -> LeanCycle | None:
+        """None for a stranger, whom the application refuses. Who asks is known before the body is read."""
+        try:
+            identity = self.application.gate.authenticate(head.authorization)
+        except Exception:
+            return None
+        return LeanCycle(head, identity, self.begun_at, head.keep_alive, head.correlation_id)
 
     def _make_scope(self) -> None:
         headers, expect, url = self.headers, self.expect_100_continue, self.url
@@ -170,6 +216,7 @@ class LeanProtocol(GuardedProtocol):
         if cycle is None:
             super().on_body(body)
             return
+        self._rest_bytes = 0
         if not cycle.body:
             cycle.body = body
         elif isinstance(cycle.body, bytes):
@@ -179,12 +226,16 @@ class LeanProtocol(GuardedProtocol):
         if len(cycle.body) > self.application.limits.body_bytes_max:
             self._reading = None
             self._take_long_way(cycle)
+        elif len(cycle.body) > _AHEAD_BYTES_MAX and cycle is not self.answering:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         cycle = self._reading
+        self._between = True
         if cycle is None:
             super().on_message_complete()
             return
+        self._rest_bytes = 0
         self._reading = None
         cycle.complete = True
         if self.answering is cycle:
@@ -222,11 +273,11 @@ class LeanProtocol(GuardedProtocol):
             "client": self.client,
             "scheme": self.scheme,
             "root_path": self.root_path,
-            "headers": cycle.headers,
+            "headers": cycle.head.headers,
             "state": {},
             "method": "POST",
-            "path": f"{PREFIX}{cycle.call}",
-            "raw_path": f"{PREFIX}{cycle.call}".encode(),
+            "path": f"{PREFIX}{cycle.head.call}",
+            "raw_path": f"{PREFIX}{cycle.head.call}".encode(),
             "query_string": b"",
         }
         long = RequestResponseCycle(
@@ -256,7 +307,7 @@ class LeanProtocol(GuardedProtocol):
 
     def _begin(self, cycle: LeanCycle) -> None:
         try:
-            begun = STARTS[cycle.call](self, cycle, partial(self._done, cycle))
+            begun = STARTS[cycle.head.call](self, cycle, partial(self._done, cycle))
         except Exception:  # wrong, not allowed, too many: the application says so
             begun = None
         if begun is None:
@@ -279,50 +330,55 @@ class LeanProtocol(GuardedProtocol):
 
     def _done(self, cycle: LeanCycle, reply: Reply) -> None:
         """The engine has answered. Nothing may be raised into its loop."""
+        waited = cycle.parked and self.loop.time() - cycle.began > LOOK_AGAIN_S
         cycle.leave(self.application)
-        if cycle.begun is None:  # it answered at once, while we are still in its call
+        if waited and reply.value:
+            self.loop.call_soon(self._hand_over, cycle, reply)
+        elif cycle.begun is None:  # it answered at once, while we are still in its call
             self.loop.call_soon(self._write_reply, cycle, reply)
+        else:
+            self._write_reply(cycle, reply)
+
+    def _hand_over(self, cycle: LeanCycle, reply: Reply) -> None:
+        """Items, to one who waited for them: their token may have been revoked meanwhile."""
+        try:
+            self.application.gate.authenticate(cycle.head.authorization)
+        except MillpondError as error:
+            if not cycle.disconnected:
+                cycle.cancel()
+                self._write_error(cycle, error)
         else:
             self._write_reply(cycle, reply)
 
     def _write_reply(self, cycle: LeanCycle, reply: Reply) -> None:
         if cycle.disconnected:
-            self.application.meter.count(cycle.call, 0, self.loop.time() - cycle.began)
+            self.application.meter.count(cycle.head.call, 0, self.loop.time() - cycle.began)
             return
         try:
             if reply.error is not None:
                 self._write_error(cycle, reply.error)
                 return
-            value = FINISHES[cycle.call](self, cycle, reply.value)
-            self._write(cycle, 200, cycle.reply_codec.encode(value))
+            value = FINISHES[cycle.head.call](self, cycle, reply.value)
+            self._write(cycle, 200, cycle.head.reply_codec.encode(value))
         except Exception as bug:
-            log.error("%s failed", cycle.call, exc_info=bug)
+            log.error("%s failed", cycle.head.call, exc_info=bug, extra={"correlation_id": cycle.correlation_id})
             self._write_error(cycle, InternalError("millpond has a bug; its log has more"))
 
     def _write_error(self, cycle: LeanCycle, error: MillpondError) -> None:
         cycle.correlation_id = error.details.get("correlation_id", cycle.correlation_id)
         headers = b"".join(b"%s: %s\r\n" % header for header in refusal_headers(error))
-        self._write(cycle, error.status, cycle.reply_codec.encode_error(error), headers)
+        self._write(cycle, error.status, cycle.head.reply_codec.encode_error(error), headers)
 
     def _write(self, cycle: LeanCycle, status: int, body: bytes, headers: bytes = b"") -> None:
-        named = cycle.correlation_id
-        self.transport.write(
-            b"%bcontent-type: %b\r\n%bcontent-length: %d\r\n%b%b%b\r\n%b"
-            % (
-                STATUS_LINE[status],
-                cycle.reply_codec.media_type_bytes,
-                _COMMON_HEADERS,
-                len(body),
-                headers,
-                b"" if named is None else b"x-correlation-id: %b\r\n" % named.encode(),
-                b"" if cycle.keep_alive else b"connection: close\r\n",
-                body,
-            )
+        if cycle.correlation_id is not None:
+            headers += b"x-correlation-id: %b\r\n" % cycle.correlation_id.encode()
+        if not cycle.keep_alive:
+            headers += b"connection: close\r\n"
+        media_type = cycle.head.reply_codec.media_type_bytes
+        self.transport.write(_REPLY % (STATUS_LINE[status], media_type, len(body), headers, body))
+        self.application.meter.count_bytes(
+            cycle.head.call, status, self.loop.time() - cycle.began, len(cycle.body), len(body)
         )
-        meter = self.application.meter
-        meter.bytes_received += len(cycle.body)
-        meter.bytes_sent += len(body)
-        meter.count(cycle.call, status, self.loop.time() - cycle.began)
         cycle.response_complete = True
         if not cycle.keep_alive:
             self.transport.close()
@@ -340,15 +396,15 @@ Done = Callable[[Reply], None]
 
 
 def _begin_produce(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
-    request = cycle.codec.decode_produce(cycle.body)
-    protocol.application.gate.authorize(cycle.identity, cycle.call, request.queue, payloads.kinds_of(request))
-    items = payloads.new_items(request, cycle.codec, cycle.correlation_id)
+    request = cycle.head.codec.decode_produce(cycle.body)
+    protocol.application.gate.authorize(cycle.identity, cycle.head.call, request.queue, payloads.kinds_of(request))
+    items = payloads.new_items(request, cycle.head.codec, cycle.correlation_id)
     return protocol.engine.begin_produce(request.queue, items, request.on_conflict, request.request_id, done)
 
 
 def _begin_lease(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
-    request = cycle.codec.decode(cycle.body, requests.Lease)
-    protocol.application.gate.authorize(cycle.identity, cycle.call, request.queue)
+    request = cycle.head.codec.decode(cycle.body, requests.Lease)
+    protocol.application.gate.authorize(cycle.identity, cycle.head.call, request.queue)
     parked = protocol.application.parked
     parked.check_open()
     if not is_zero(request.wait):
@@ -360,54 +416,56 @@ def _begin_lease(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun 
 
 
 def _begin_complete(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
-    request = cycle.codec.decode(cycle.body, requests.Complete)
+    request = cycle.head.codec.decode(cycle.body, requests.Complete)
     if request.queue is None or request.result is not None:
         raise _LongWay
-    protocol.application.gate.authorize(cycle.identity, cycle.call, request.queue)
+    protocol.application.gate.authorize(cycle.identity, cycle.head.call, request.queue)
     cycle.leases = request.leases
     return protocol.engine.begin_complete(request.queue, request.leases, done)
 
 
 def _begin_retry(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
-    request = cycle.codec.decode(cycle.body, requests.Retry)
+    request = cycle.head.codec.decode(cycle.body, requests.Retry)
     if request.queue is None:
         raise _LongWay
-    protocol.application.gate.authorize(cycle.identity, cycle.call, request.queue)
+    protocol.application.gate.authorize(cycle.identity, cycle.head.call, request.queue)
     cycle.leases = [item.lease for item in request.items]
     items = [model.Retry(**msgspec.structs.asdict(item)) for item in request.items]
     return protocol.engine.begin_retry(request.queue, items, done)
 
 
 def _begin_extend(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
-    request = cycle.codec.decode(cycle.body, requests.Extend)
+    request = cycle.head.codec.decode(cycle.body, requests.Extend)
     if request.queue is None:
         raise _LongWay
-    protocol.application.gate.authorize(cycle.identity, cycle.call, request.queue)
+    protocol.application.gate.authorize(cycle.identity, cycle.head.call, request.queue)
     if is_zero(request.lease_timeout):
         cycle.leases = request.leases
     return protocol.engine.begin_extend(request.queue, request.leases, request.lease_timeout, done)
 
 
 def _produced(protocol: LeanProtocol, cycle: LeanCycle, produced: Sequence[Produced]) -> ProduceReply:
-    _mirror(cycle, produced)
-    return ProduceReply(list(produced))
+    made = list(produced)
+    _mirror(cycle, made)
+    return ProduceReply(made)
 
 
 def _leased(protocol: LeanProtocol, cycle: LeanCycle, items: Sequence[LeasedItem]) -> LeaseReply:
-    reply = payloads.lease_reply(items, cycle.reply_codec)
+    reply = payloads.lease_reply(items, cycle.head.reply_codec)
     _mirror(cycle, reply.items)
     return reply
 
 
 def _settled(protocol: LeanProtocol, cycle: LeanCycle, results: Sequence[Result]) -> Results:
     """Streams that hold these leases have room for more."""
+    made = list(results)
     if cycle.leases:
-        protocol.application.streams.settle(cycle.leases, results)
-    _mirror(cycle, results)
-    return Results(list(results))
+        protocol.application.streams.settle(cycle.leases, made)
+    _mirror(cycle, made)
+    return Results(made)
 
 
-def _mirror(cycle: LeanCycle, replies: Sequence[Any]) -> None:
+def _mirror(cycle: LeanCycle, replies: list[Any]) -> None:
     if len(replies) == 1:
         cycle.correlation_id = replies[0].correlation_id
 

@@ -7,9 +7,12 @@ all three for itself.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
+import socket
 import ssl
+import stat
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
@@ -47,6 +50,7 @@ class Listener:
             proxy_headers=False,
         )
         self._config.load()
+        self._limits = limits
         self._protocol: type[GuardedProtocol]
         if engine is None:
             self._protocol = type("Protocol", (GuardedProtocol,), {"connection_limits": limits})
@@ -57,7 +61,16 @@ class Listener:
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
         """Returns where it listens: a port of 0 is any that is free."""
-        server = await self._loop.create_server(self._connected, host, port, ssl=tls, backlog=BACKLOG)
+        within_s = None if tls is None else self._limits.header_timeout_s
+        server = await self._loop.create_server(
+            self._connected,
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=within_s,
+            ssl_shutdown_timeout=within_s,
+            backlog=BACKLOG,
+        )
         self._servers.append(server)
         return [sock.getsockname()[:2] for sock in server.sockets]
 
@@ -115,6 +128,26 @@ class Listener:
 
     def _connected(self) -> GuardedProtocol:
         return self._protocol(self._config, self._state, {}, self._loop)
+
+
+def make_way(path: str) -> None:
+    """For `listen_unix`: a socket that nobody listens on any more is removed; anything else there is an OSError."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:  # so many wait to be accepted
+            pass
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 async def _until(over: Callable[[], bool]) -> None:

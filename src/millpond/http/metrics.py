@@ -63,6 +63,12 @@ class HttpMeter:
         histogram.counts[bisect_left(REQUEST_SECONDS, seconds)] += 1
         histogram.total += seconds
 
+    def count_bytes(self, call: str, status: int, seconds: float, received: int, sent: int) -> None:
+        """The same, with the sizes of the bodies."""
+        self.bytes_received += received
+        self.bytes_sent += sent
+        self.count(call, status, seconds)
+
 
 # ---- the page ---------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from millpond.model import Health
 from millpond.wire import CALLS, Call
 from millpond.wire.codec import JSON, MSGPACK
 from millpond.wire.replies import ErrorReply
@@ -23,6 +24,7 @@ REFUSALS = {
     413: "Too many items or bytes.",
     415: "Not JSON or MessagePack.",
     429: "A limit is reached; see Retry-After.",
+    431: "Too many headers, or too long.",
     500: "A bug of ours.",
     501: "Not built yet.",
     503: "Try again later; see Retry-After.",
@@ -32,7 +34,8 @@ REFUSALS = {
 
 @cache
 def schema() -> dict[str, Any]:
-    types = [*dict.fromkeys([kind for call in CALLS.values() for kind in (call.request, call.reply)]), ErrorReply]
+    of_calls = [kind for call in CALLS.values() for kind in (call.request, call.reply)]
+    types = [*dict.fromkeys(of_calls), ErrorReply, Health]
     refs, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     references = dict(zip(types, refs, strict=True))
     return {
@@ -42,7 +45,8 @@ def schema() -> dict[str, Any]:
             "version": version("millpond"),
             "description": "A durable work queue. Every call is a POST; replies are bare objects.",
         },
-        "paths": {f"/v1/{call.name}": {"post": _operation(call, references)} for call in CALLS.values()} | _pages(),
+        "paths": {f"/v1/{call.name}": {"post": _operation(call, references)} for call in CALLS.values()}
+        | _pages(references[Health]),
         "components": {
             "schemas": components,
             "responses": {str(status): _refusal(text, references[ErrorReply]) for status, text in REFUSALS.items()},
@@ -82,17 +86,19 @@ def _content(reference: Any) -> dict[str, Any]:
     return {media_type: {"schema": reference} for media_type in MEDIA_TYPES}
 
 
-def _pages() -> dict[str, Any]:
-    purposes = {
-        "/health": "Whether the process answers.",
-        "/ready": "Whether it should be sent requests; 503 if not.",
-        "/metrics": "For Prometheus.",
-        "/openapi.json": "This schema.",
+def _pages(health: Any) -> dict[str, Any]:
+    in_json = {JSON.media_type: {"schema": health}}
+    unwell = {"503": {"description": "No, and why.", "content": in_json}}
+    refused = {str(status): {"$ref": f"#/components/responses/{status}"} for status in (401, 403, 404)}
+    pages: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+        "/health": ("Whether the process answers.", in_json, unwell),
+        "/ready": ("Whether it should be sent requests; 503 if not.", in_json, unwell),
+        "/metrics": ("For Prometheus.", {"text/plain": {}, "application/openmetrics-text": {}}, refused),
+        "/openapi.json": ("This schema.", {JSON.media_type: {}}, {}),
     }
-    made: dict[str, Any] = {}
-    for path, text in purposes.items():
-        responses: dict[str, Any] = {"200": {"description": "Here it is."}}
-        if path == "/ready":
-            responses["503"] = {"$ref": "#/components/responses/503"}
-        made[path] = {"get": {"operationId": path[1:], "summary": text, "tags": ["server"], "responses": responses}}
-    return made
+    return {path: {"get": _page(path[1:], *told)} for path, told in pages.items()}
+
+
+def _page(name: str, text: str, content: dict[str, Any], otherwise: dict[str, Any]) -> dict[str, Any]:
+    responses = {"200": {"description": "Here it is.", "content": content}} | otherwise
+    return {"operationId": name, "summary": text, "tags": ["server"], "responses": responses}

@@ -2,7 +2,7 @@
 
 uvicorn sets a timer for every reply and none for a request that never ends. Here one sweep a second looks at all
 connections: those that are idle for too long are closed, those that dawdle over their headers are told so. Headers
-are bounded in bytes, connections in number, and what cannot be parsed is refused in the shape of all errors.
+are bounded in bytes and number, connections in number, and what cannot be parsed is refused in the shape of all errors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Collection
 from typing import Any, ClassVar
 
+import httptools
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -23,6 +24,8 @@ from millpond.wire import JSON
 PIPELINE_MAX = 16  # requests that are read ahead of their turn; the rest waits in the socket
 SWEEP_EVERY_S = 1.0  # how late an idle connection may be closed
 CONNECTIONS_RETRY_S = 1
+HEADERS_MAX = 200  # lines: a dozen of a client, as many of each proxy on the way
+LINE_BYTES = 4  # of a header, besides its name and value
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +53,12 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.cycle: Any = None  # the request that came last
         self.answering: Any = None  # the one whose turn it is
-        self._head_bytes = 0
+        self._head_bytes = 0  # of the headers that are complete
+        self._rest_bytes = 0  # what came behind them, or behind the body, and is neither yet
         self._in_head = False
         self._refusal: MillpondError | None = None
         self._held = False  # the next answer waits until this one is read
-        self._active_at = self.begun_at = self.loop.time()
+        self.active_at = self.begun_at = self._idle_at = self.loop.time()
 
     # ---- bounds on a request's head -----------------------------------------------------------------------
 
@@ -64,12 +68,24 @@ class GuardedProtocol(HttpToolsProtocol):
             self.refuse(Unavailable("too many connections are open here; close some, or come back later"))
 
     def data_received(self, data: bytes) -> None:
-        self._active_at = self.loop.time()
-        super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.connection_limits.header_bytes_max and not self.transport.is_closing():
+        self.active_at = self.loop.time()
+        self._rest_bytes += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.refuse(self._refusal or InvalidRequest("this is not HTTP/1.1; speak it, or check the address"))
+        else:
+            if self._head_bytes + self._rest_bytes > self.connection_limits.header_bytes_max:
                 self.refuse(self._too_large())
+
+    def _parse(self, data: bytes) -> None:
+        """No other protocol is spoken here: a request to change to one is answered as if it did not ask."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -78,14 +94,26 @@ class GuardedProtocol(HttpToolsProtocol):
     def begin_head(self) -> None:
         self._in_head = True
         self._head_bytes = 0
-        self.begun_at = self._active_at
+        self.begun_at = self.active_at
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
+        self._head_bytes += len(name) + len(value) + LINE_BYTES
+        self._rest_bytes = 0
+        if not self._in_head:  # a trailer: bounded as headers are, and no header
+            self._check_head()
+            return
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
+
+    def on_body(self, body: bytes) -> None:
+        self._rest_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._rest_bytes = 0
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         self.end_head()
@@ -112,17 +140,18 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def end_head(self) -> None:
         self._in_head = False
-        if self._head_bytes + len(self.url) > self.connection_limits.header_bytes_max:
+        self._check_head()
+        self._head_bytes = 0
+
+    def _check_head(self) -> None:
+        bytes_max = self.connection_limits.header_bytes_max
+        if self._head_bytes + len(self.url) > bytes_max or len(self.headers) > HEADERS_MAX:
             self._refusal = self._too_large()
             raise _Refused
 
     def _too_large(self) -> HeadersTooLarge:
         limit = self.connection_limits.header_bytes_max
-        return HeadersTooLarge(f"the headers have more than {limit} bytes; send fewer, or shorter ones")
-
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls when the parser gives up."""
-        self.refuse(self._refusal or InvalidRequest("this is not HTTP/1.1; speak it, or check the address"))
+        return HeadersTooLarge(f"there are over {limit} bytes or {HEADERS_MAX} lines of headers; send fewer")
 
     def refuse(self, error: MillpondError) -> None:
         """Written at once, without a thought for what else is under way: the connection is over."""
@@ -139,7 +168,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """As uvicorn's, without a timer."""
         self.server_state.total_requests += 1
-        self._active_at = self.loop.time()
+        self.active_at = self._idle_at = self.loop.time()
+        if not self.pipeline and not self.flow.write_paused and not self.flow.read_paused:
+            return  # nothing waits: nearly always
         if self.transport.is_closing():
             return
         if self.flow.write_paused:  # a client that does not read gets no more answers
@@ -167,15 +198,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_head:
             if now - self.begun_at > limits.header_timeout_s:
                 self.refuse(TooSlow(f"the headers did not arrive within {limits.header_timeout_s:g} s; send them"))
-        elif len(self.pipeline) >= PIPELINE_MAX and now - self._active_at > limits.stall_timeout_s:
+        elif self.pipeline and self.flow.read_paused and now - self.active_at > limits.stall_timeout_s:
             self.refuse(
                 TooManyRequests(
-                    f"more than {PIPELINE_MAX} requests wait behind one on this connection; use another for long polls",
+                    "too much waits behind one request on this connection; use another for long polls",
                     retry_after=CONNECTIONS_RETRY_S,
                 )
             )
-        elif (self.cycle is None or self.cycle.response_complete) and now - self._active_at > limits.idle_timeout_s:
-            self.transport.close()
+        elif (self.cycle is None or self.cycle.response_complete) and now - self._idle_at > limits.idle_timeout_s:
+            self.transport.close()  # also one that drips: blank lines, or a body that nobody waits for any more
 
 
 class Sweeper:

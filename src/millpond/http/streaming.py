@@ -134,6 +134,7 @@ class Stream:
                 if self._drained or self._gone.done():
                     break
                 items = await self._next()
+                self._exchange.authenticate()
         except MillpondError as error:
             await self._exchange.write(JSON.encode_error(error) + b"\n")
         if not self._gone.done():

@@ -1,114 +1,172 @@
-"""What a partition knows of its chunks without reading them: arrays, 30 bytes a chunk.
+"""What a partition knows of its chunks without reading them: about 9 bytes a chunk, be it of one item.
 
-Numbers are dense and grow, so the chunk of an item is found by bisection.
+Numbers and instants only grow, so neighbouring chunks differ by little from each other. They lie in blocks: a block
+has the first number, the first instant and the timeout, and for each chunk the differences. Only what is out
+of the ordinary, a chunk with some items gone, has an entry of its own; a chunk with none left leaves its block.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import msgspec
 
-_COMPACT_SLACK = 1_024  # dead entries to leave before the arrays are packed
+_BLOCK_CHUNKS = 512  # a block's own bytes are one a chunk then, and a chunk leaves it in no time
+_BLOCK_SPAN = (1 << 16) - 1_024  # numbers from its first to that of any chunk in it: they fit 16 bits
+_BLOCK_MS = (1 << 32) - 1  # likewise for instants, and 32 bits: 49 days
 _SPARSE = 4  # a chunk is rewritten when less than one in so many of its stored records is live
+_STALE_SLACK = 64  # heap entries of blocks that are gone, before they are shed
+_FIRST_BITS = 64
+
+
+class Block:
+    """Neighbouring chunks with the same time to live. `told`: those with a deadline up to then have been popped."""
+
+    __slots__ = ("counts", "created", "first", "offsets", "started", "timeout", "told")
+
+    def __init__(self, first: int, started: int, timeout: int) -> None:
+        self.first = first
+        self.started = started
+        self.timeout = timeout
+        self.told = -1
+        self.offsets = array("H")  # of a chunk's first number
+        self.counts = array("H")
+        self.created = array("I")  # since `started`
+
+    def takes(self, first: int, created: int, deadline: int) -> bool:
+        """Whether a new chunk can be its last. One that has been popped to its end has no entry in the heap."""
+        return (
+            deadline - created == self.timeout
+            and first - self.first <= _BLOCK_SPAN
+            and len(self.offsets) < _BLOCK_CHUNKS
+            and created - self.started <= _BLOCK_MS
+            and self.told < (self.deadline(-1) if self.offsets else deadline)
+        )
+
+    def deadline(self, index: int) -> int:
+        return self.started + self.created[index] + self.timeout
+
+    def next_deadline(self) -> int | None:
+        """Of the first chunk that was not popped yet."""
+        index = bisect_right(self.created, self.told - self.started - self.timeout)
+        return self.deadline(index) if index < len(self.created) else None
 
 
 class Chunks:
-    __slots__ = (
-        *("_counts", "_created", "_dead", "_deadlines", "_ended", "_expired_at", "_expiry", "_firsts", "_live"),
-        *("_stored", "sparse"),
-    )
+    __slots__ = ("_blocks", "_ended", "_expiry", "_firsts", "_stored", "sparse")
 
     def __init__(self) -> None:
-        self._firsts = array("q")
-        self._counts = array("H")
-        self._live = array("H")
-        self._stored = array("H")  # records that the chunk's body still has
-        self._created = array("q")
-        self._deadlines = array("q")
-        self._dead = 0
+        self._blocks: list[Block] = []
+        self._firsts: list[int] = []  # the first number of each
         self._ended: dict[int, int] = {}  # chunks (by first) with some items gone -> which, as bits
+        self._stored: dict[int, int] = {}  # rewritten chunks -> how many records are left in their bodies
         self.sparse: set[int] = set()  # chunks (by first) that are worth rewriting
-        # One heap entry (deadline << 64 | first) for each stretch of chunks whose deadlines do not fall: with a
-        # steady expire_timeout that is one entry in all.
-        self._expiry: list[int] = []
-        self._expired_at = -1  # chunks with a deadline up to this instant have been popped
+        self._expiry: list[int] = []  # a heap with an entry a block: its next deadline << 64 | its first number
 
     def add(self, first: int, count: int, created: int, deadline: int) -> None:
-        if not self._deadlines or not self._expired_at < self._deadlines[-1] <= deadline:
-            heappush(self._expiry, deadline << 64 | first)
-        self._firsts.append(first)
-        self._counts.append(count)
-        self._live.append(count)
-        self._stored.append(count)
-        self._created.append(created)
-        self._deadlines.append(deadline)
+        block = self._blocks[-1] if self._blocks else None
+        if block is None or not block.takes(first, created, deadline):
+            if block is not None and not block.offsets:
+                del self._blocks[-1], self._firsts[-1]
+            block = Block(first, created, deadline - created)
+            self._blocks.append(block)
+            self._firsts.append(first)
+        block.offsets.append(first - block.first)
+        block.counts.append(count)
+        block.created.append(created - block.started)
+        if len(block.offsets) == 1:
+            heappush(self._expiry, deadline << _FIRST_BITS | block.first)
+            if len(self._expiry) > 2 * len(self._blocks) + _STALE_SLACK:
+                self.shed_stale()
 
     def first_of(self, number: int) -> int:
-        return self._firsts[self._index(number)]
+        block = self._blocks[bisect_right(self._firsts, number) - 1]
+        return block.first + block.offsets[bisect_right(block.offsets, number - block.first) - 1]
 
     def created_of(self, number: int) -> int:
-        return self._created[self._index(number)]
+        block = self._blocks[bisect_right(self._firsts, number) - 1]
+        return block.started + block.created[bisect_right(block.offsets, number - block.first) - 1]
 
     def deadline_of(self, number: int) -> int:
-        return self._deadlines[self._index(number)]
+        block = self._blocks[bisect_right(self._firsts, number) - 1]
+        created = block.created[bisect_right(block.offsets, number - block.first) - 1]
+        return block.started + created + block.timeout
+
+    def span(self, first: int) -> range:
+        """The numbers of a chunk, whether they have ended or not."""
+        block = self._blocks[bisect_right(self._firsts, first) - 1]
+        return range(first, first + block.counts[bisect_right(block.offsets, first - block.first) - 1])
 
     def pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
         """The chunks that these items lie in: (chunk's first, from, to, created)."""
-        index = self._index(first)
         end = first + count
         while first < end:
-            chunk_end = min(end, self._firsts[index] + self._counts[index])
-            yield self._firsts[index], first, chunk_end, self._created[index]
-            first = chunk_end
-            index += 1
+            block = self._blocks[bisect_right(self._firsts, first) - 1]
+            offsets = block.offsets
+            index = bisect_right(offsets, first - block.first) - 1
+            while first < end and index < len(offsets):
+                chunk = block.first + offsets[index]
+                chunk_end = chunk + block.counts[index]
+                if chunk_end > end:
+                    chunk_end = end
+                yield chunk, first, chunk_end, block.started + block.created[index]
+                first = chunk_end
+                index += 1
 
     def holds(self, number: int) -> bool:
         """Whether the item's chunk is still there (the item itself may be gone)."""
-        index = self._index(number)
-        return index >= 0 and self._live[index] > 0 and number < self._firsts[index] + self._counts[index]
+        place = bisect_right(self._firsts, number) - 1
+        if place < 0:
+            return False
+        block = self._blocks[place]
+        index = bisect_right(block.offsets, number - block.first) - 1
+        return index >= 0 and number < block.first + block.offsets[index] + block.counts[index]
 
     def end(self, first: int, count: int) -> list[int]:
         """These items are gone; returns the chunks (by first) that have none left."""
         drops: list[int] = []
-        index = self._index(first)
-        while count:
-            chunk_end = self._firsts[index] + self._counts[index]
-            here = min(count, chunk_end - first)
-            left = self._live[index] - here
-            self._live[index] = left
-            chunk = self._firsts[index]
-            if not left:
-                drops.append(chunk)
-                self.sparse.discard(chunk)
-                self._ended.pop(chunk, None)
-            else:
-                self._ended[chunk] = self._ended.get(chunk, 0) | ((1 << here) - 1) << (first - chunk)
-                if left * _SPARSE < self._stored[index]:
-                    self.sparse.add(chunk)
-            count -= here
-            first += here
-            index += 1
-        self._dead += len(drops)
-        if self._dead > _COMPACT_SLACK and self._dead * 2 > len(self._firsts):
-            self._compact()
+        end = first + count
+        while first < end:
+            place = bisect_right(self._firsts, first) - 1
+            block = self._blocks[place]
+            index = over_from = bisect_right(block.offsets, first - block.first) - 1
+            while first < end and index < len(block.offsets):
+                chunk, size = block.first + block.offsets[index], block.counts[index]
+                here = min(end, chunk + size) - first
+                over = here == size or self._end_some(chunk, size, first - chunk, here)
+                first += here
+                if over:
+                    drops.append(chunk)
+                elif index > over_from:  # only the ends of a run can be parts of chunks: this is the last
+                    break
+                else:
+                    over_from += 1
+                index += 1
+            if over_from < index:
+                self._drop(place, over_from, index)
+        for chunk in drops:
+            self._forget(chunk)
         return drops
 
     def rewritten(self, first: int) -> None:
         """The body has only the records of live items now."""
-        index = self._index(first)
-        self._stored[index] = self._live[index]
+        self._stored[first] = len(self.span(first)) - self._ended.get(first, 0).bit_count()
         self.sparse.discard(first)
 
     def is_live(self, number: int) -> bool:
         """Whether the item has not ended."""
-        if not self.holds(number):
+        place = bisect_right(self._firsts, number) - 1
+        if place < 0:
             return False
-        chunk = self.first_of(number)
-        return not self._ended.get(chunk, 0) >> (number - chunk) & 1
+        block = self._blocks[place]
+        index = bisect_right(block.offsets, number - block.first) - 1
+        if index < 0:
+            return False
+        bit = number - block.first - block.offsets[index]
+        return bit < block.counts[index] and not self._ended.get(number - bit, 0) >> bit & 1
 
     def live_numbers(self, first: int) -> list[int]:
         """The items of a chunk that have not ended."""
@@ -118,83 +176,89 @@ class Chunks:
 
     def walk(self, after: int) -> Iterator[int]:
         """All the items above `after` that have not ended, by number."""
-        index = max(0, self._index(after))
-        while index < len(self._firsts):
-            if self._live[index]:
-                yield from (number for number in self.live_numbers(self._firsts[index]) if number > after)
-            index += 1
-
-    def span(self, first: int) -> range:
-        return range(first, first + self._counts[self._index(first)])
+        for block in self._blocks[max(0, bisect_right(self._firsts, after) - 1) :]:
+            for offset, count in zip(block.offsets, block.counts, strict=True):
+                first = block.first + offset
+                if first + count <= after + 1:
+                    continue
+                numbers = self.live_numbers(first) if first in self._ended else range(first, first + count)
+                yield from numbers if first > after else (number for number in numbers if number > after)
 
     def next_deadline(self) -> int | None:
-        return self._expiry[0] >> 64 if self._expiry else None
+        return self._expiry[0] >> _FIRST_BITS if self._expiry else None
 
     def shed_stale(self) -> None:
         """After this `next_deadline` is that of a chunk that still has items."""
-        self._compact()
+        deadlines = ((block.next_deadline(), block.first) for block in self._blocks)
+        self._expiry = [deadline << _FIRST_BITS | first for deadline, first in deadlines if deadline is not None]
+        heapify(self._expiry)
 
     def pop_expired(self, now: int) -> list[int]:
         """Chunks (by first) with a deadline of `now` or earlier. Each comes once."""
         expired: list[int] = []
-        self._expired_at = max(self._expired_at, now)
-        while self._expiry and self._expiry[0] >> 64 <= now:
-            head = heappop(self._expiry)
-            deadline, index = head >> 64, bisect_left(self._firsts, head & ((1 << 64) - 1))
-            while index < len(self._firsts) and deadline <= self._deadlines[index]:
-                deadline = self._deadlines[index]
-                if deadline > now:
-                    heappush(self._expiry, deadline << 64 | self._firsts[index])
-                    break
-                if self._live[index]:
-                    expired.append(self._firsts[index])
-                index += 1
+        while self._expiry and self._expiry[0] >> _FIRST_BITS <= now:
+            first = heappop(self._expiry) & ((1 << _FIRST_BITS) - 1)
+            place = bisect_right(self._firsts, first) - 1
+            if place < 0 or self._firsts[place] != first:
+                continue  # the block is gone
+            block = self._blocks[place]
+            base = block.started + block.timeout
+            low, high = bisect_right(block.created, block.told - base), bisect_right(block.created, now - base)
+            expired += [first + offset for offset in block.offsets[low:high]]
+            block.told = now
+            if (deadline := block.next_deadline()) is not None:
+                heappush(self._expiry, deadline << _FIRST_BITS | first)
         return expired
 
-    def dump(self) -> tuple[bytes, ...]:
-        self._compact()
-        columns = (self._firsts, self._counts, self._live, self._stored, self._created, self._deadlines)
+    def dump(self) -> bytes:
+        blocks = [
+            (b.first, b.started, b.timeout, b.offsets.tobytes(), b.counts.tobytes(), b.created.tobytes())
+            for b in self._blocks
+        ]
         ended = {first: mask.to_bytes(mask.bit_length() // 8 + 1, "little") for first, mask in self._ended.items()}
-        return *(column.tobytes() for column in columns), msgspec.msgpack.encode(ended)
+        return msgspec.msgpack.encode((blocks, ended, self._stored))
 
     @classmethod
-    def load(cls, columns: tuple[bytes, ...]) -> Chunks:
+    def load(cls, dumped: bytes) -> Chunks:
         chunks = cls()
-        mine = (chunks._firsts, chunks._counts, chunks._live, chunks._stored, chunks._created, chunks._deadlines)
-        for column, stored in zip(mine, columns[:-1], strict=True):
-            column.frombytes(stored)
-        ended = msgspec.msgpack.decode(columns[-1], type=dict[int, bytes])
+        blocks, ended, chunks._stored = _decode(dumped)
+        for first, started, timeout, offsets, counts, created in blocks:
+            block = Block(first, started, timeout)
+            block.offsets.frombytes(offsets)
+            block.counts.frombytes(counts)
+            block.created.frombytes(created)
+            chunks._blocks.append(block)
+            chunks._firsts.append(first)
         chunks._ended = {first: int.from_bytes(mask, "little") for first, mask in ended.items()}
-        for first, live, kept in zip(chunks._firsts, chunks._live, chunks._stored, strict=True):
-            if live * _SPARSE < kept:
-                chunks.sparse.add(first)
-        chunks._find_stretches()
+        for first in chunks._ended:
+            chunks._end_some(first, len(chunks.span(first)), 0, 0)  # whether it is sparse
+        chunks.shed_stale()
         return chunks
 
     def __len__(self) -> int:
-        return len(self._firsts) - self._dead
+        return sum(len(block.offsets) for block in self._blocks)
 
-    def _index(self, number: int) -> int:
-        return bisect_right(self._firsts, number) - 1
+    def _end_some(self, chunk: int, size: int, low: int, count: int) -> bool:
+        """Some items of a chunk are gone; whether that leaves none."""
+        mask = self._ended.get(chunk, 0) | ((1 << count) - 1) << low
+        left = size - mask.bit_count()
+        self._ended[chunk] = mask
+        if left * _SPARSE < self._stored.get(chunk, size):
+            self.sparse.add(chunk)
+        return not left
 
-    def _compact(self) -> None:
-        if not self._dead:
-            return
-        keep = [index for index, live in enumerate(self._live) if live]
-        self._firsts = array("q", [self._firsts[i] for i in keep])
-        self._counts = array("H", [self._counts[i] for i in keep])
-        self._live = array("H", [self._live[i] for i in keep])
-        self._stored = array("H", [self._stored[i] for i in keep])
-        self._created = array("q", [self._created[i] for i in keep])
-        self._deadlines = array("q", [self._deadlines[i] for i in keep])
-        self._dead = 0
-        self._find_stretches()
+    def _drop(self, place: int, low: int, high: int) -> None:
+        """These chunks of a block are over. The last block stays, though it be empty: it takes the next chunk."""
+        block = self._blocks[place]
+        del block.offsets[low:high], block.counts[low:high], block.created[low:high]
+        if not block.offsets and place < len(self._blocks) - 1:
+            del self._blocks[place], self._firsts[place]
 
-    def _find_stretches(self) -> None:
-        """Make the heap anew: the chunk that an entry names may have gone."""
-        self._expiry = []
-        last = self._expired_at
-        for first, deadline in zip(self._firsts, self._deadlines, strict=True):
-            if deadline > self._expired_at and not self._expired_at < last <= deadline:
-                heappush(self._expiry, deadline << 64 | first)
-            last = deadline
+    def _forget(self, chunk: int) -> None:
+        self._ended.pop(chunk, None)
+        self._stored.pop(chunk, None)
+        self.sparse.discard(chunk)
+
+
+_Blocks = list[tuple[int, int, int, bytes, bytes, bytes]]
+_decode = msgspec.msgpack.Decoder(tuple[_Blocks, dict[int, bytes], dict[int, int]]).decode

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
 import msgspec
+
+from millpond.queue.columns import Column
 
 DIGEST_BYTES = 15  # 120 bits never collide by chance, and 15 bytes fill one 48-byte object
 
@@ -93,8 +96,8 @@ class Dedup:
 
     def __init__(self) -> None:
         self.live: dict[bytes, int] = {}  # digest of a key or own id -> number
-        self.digests: dict[int, bytes] = {}  # number -> its one or two digests, joined
-        self.names: dict[int, str] = {}  # number -> "own id\nown correlation id", where a keyed item has either
+        self.digests: Column[bytes] = Column()  # the other way: number -> those of its digests that it has in `live`
+        self.names: Column[str] = Column()  # number -> "own id\nown correlation id", where a keyed item has either
         self.ended: Window[Ended] = Window()
         self.requests: Window[Request] = Window()
         self.arrivals: dict[bytes, int] = {}  # transfers taken in, until their source confirms
@@ -107,6 +110,8 @@ class Dedup:
         if key is not None:
             joined += key_digest(key)
         for name in split(joined):
+            if name in self.live:
+                self._give_up(name)
             self.live[name] = number
             if self.ended.discard(name):
                 self.uncommitted.add(name)
@@ -118,37 +123,52 @@ class Dedup:
         """The item has ended but is kept: it can be found by its id, and guards its names only for the window."""
         entry = Ended(at, number, created, self.names.get(number))
         for name in split(self.digests.get(number, b"")):
-            if self.live.get(name) == number:
-                self.uncommitted.add(name)
-                if window:
-                    self.ended.put(name, entry, window)
+            self.uncommitted.add(name)
+            if window:
+                self.ended.put(name, entry, window)
 
     def end(self, number: int, at: int, created: int, window: int, *, moved: bool = False) -> None:
-        joined = self.digests.pop(number, None)
-        if joined is None:
-            return
         entry = Ended(at, number, created, self.names.pop(number, None), moved)
-        for name in split(joined):
-            if self.live.get(name) == number:
-                del self.live[name]
-                self.uncommitted.add(name)
-                if window:
-                    self.ended.put(name, entry, window)
+        for name in split(self.digests.pop(number, b"")):
+            del self.live[name]
+            self.uncommitted.add(name)
+            if window:
+                self.ended.put(name, entry, window)
 
     def release(self, number: int) -> None:
         """Give up the item's keys at once: another item takes them over."""
         for name in split(self.digests.pop(number, b"")):
-            if self.live.get(name) == number:
-                del self.live[name]
-                self.uncommitted.add(name)
+            del self.live[name]
+            self.uncommitted.add(name)
         self.names.pop(number, None)
 
     def disown(self, names: Iterable[bytes]) -> None:
         """A turn that brought these in came to nothing."""
         for name in names:
-            self.live.pop(name, None)
+            self._give_up(name)
             self.arrivals.pop(name, None)
             self.requests.discard(name)
+
+    def dump(self) -> tuple[bytes, bytes, bytes, list[str]]:
+        """The names in use and who has them, then the numbers and texts of `names`."""
+        owners, named = array("q", self.live.values()), array("q", self.names.numbers())
+        return b"".join(self.live), owners.tobytes(), named.tobytes(), self.names.values()
+
+    def load(self, dumped: tuple[bytes, bytes, bytes, list[str]]) -> None:
+        joined, owners, named, texts = dumped
+        for name, number in zip(split(joined), array("q", owners), strict=True):
+            self.live[name] = number
+            self.digests[number] = self.digests.get(number, b"") + name  # of one name the very object: half the memory
+        for number, text in zip(array("q", named), texts, strict=True):
+            self.names[number] = text
+            if number not in self.digests:
+                self.digests[number] = b""
+
+    def _give_up(self, name: bytes) -> None:
+        """Nobody has the name any more; an item that was kept only to be looked at may have had it."""
+        number = self.live.pop(name, None)
+        if number is not None:
+            self.digests[number] = b"".join(other for other in split(self.digests[number]) if other != name)
 
 
 def split(joined: bytes) -> list[bytes]:

@@ -20,6 +20,7 @@ from millpond.model import (
     Result,
     State,
     StateWritten,
+    are_items,
     to_datetime,
 )
 from millpond.queue.backoff import backoff_ms
@@ -244,7 +245,7 @@ def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> list[tuple[Grant,
     """The runs of each grant; None if these are not all items of one lane."""
     if isinstance(leases, LeasedItems):
         groups = [(run.grant, [run_of(run.first, len(run.payloads))]) for run in leases.runs]
-    elif set(map(type, leases)) == {LeasedItem}:
+    elif are_items(leases):
         groups = [(grant, runs_of(numbers)) for grant, numbers in _by_grant(leases)]  # type: ignore[arg-type]
     else:
         return None
@@ -274,6 +275,9 @@ def assign_tokens(queue: QueueState, request: Tokens) -> None:
             lane.waiting.append(ItemsPart(queue, request, groups))
             return
     tokens = queue.reader.read_all(request.leases)
+    if len(tokens) == 1 and tokens[0] is not None and tokens[0][0] in queue.lanes:
+        queue.lanes[tokens[0][0]].waiting.append(TokenPart(queue, request, (0,), [tokens[0]]))
+        return
     by_lane: dict[int, tuple[list[int], list[Token]]] = {}
     for index, token in enumerate(tokens):
         if token is None or token[0] not in queue.lanes:
@@ -359,6 +363,10 @@ def correlation_of(lane: Lane, token: Token) -> str:
 
 
 def _completed(mint: Mint, tokens: list[Token]) -> list[Result]:
+    created = tokens[0][3]
+    if {token[3:] for token in tokens} == {(created, None)}:  # leased together, and plain
+        prefix = mint.correlation_prefix(created)
+        return [Result(True, f"{prefix}{token[1]:012x}") for token in tokens]
     return [Result(True, own or mint.correlation_id(number, created)) for _, number, _, created, own in tokens]
 
 

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from millpond.errors import MillpondError
-from millpond.history.format import RUN_BITS, RUN_MAX, Event, decode_state, numbers_of, run_of, runs_of
+from millpond.history.format import RUN_BITS, RUN_MAX, Event, Record, decode_state, numbers_of, run_of, runs_of
 from millpond.model import DeadReason, LeasedFields, LeasedItems, LeasedRun, State, to_datetime
 from millpond.queue.bodies import Records
 from millpond.queue.lane import NEVER, Lane, Part, TurnJob
 from millpond.queue.lifecycle import bury, end_leases
-from millpond.queue.partition import ERROR_PART, STATE_PART, VERSION_BITS
+from millpond.queue.partition import ERROR_PART, STATE_PART, VERSION_BITS, document_keys
 from millpond.queue.requests import Lease
 from millpond.queue.state import QueueState
 from millpond.queue.tokens import ChunkGrant
 from millpond.queue.waiters import share
 
 _COUNT_MASK = RUN_MAX - 1
+_NONE: set[int] = set()
 
 
 class LeasePart(Part):
@@ -201,43 +202,51 @@ def _lease_rank(lane: Lane) -> tuple[bool, int, int]:
 def _want(lane: Lane, first: int, count: int) -> None:
     lane.want(first, count)
     documents = lane.partition.documents
-    if documents:
-        for number in range(first, first + count):
-            if number in documents:
-                lane.want_documents(number)
+    if documents.alone or documents.pages:
+        for number in documents.within(first, count):
+            lane.draft.document_wants += document_keys(number, documents.get(number, 0))
 
 
 def leased_runs(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> list[LeasedRun]:
     """What the consumer gets: of plain items the payloads, the rest follows from the grant; of others all there is."""
     partition = lane.partition
     leased: list[LeasedRun] = []
+    marks = [column for column in (partition.tries, partition.documents) if column]
     for run in runs:
         first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+        marked = {number for column in marks for number in column.within(first, count)} if marks else _NONE
         for chunk, low, high, created in partition.chunks.pieces(first, count):
             records = job.records[chunk][low - chunk : high - chunk]
             grant = ChunkGrant(
                 partition.incarnation, lane.index, partition.turn, created, deadline, partition.fence, partition.mint
             )
             known: dict[int, LeasedFields] = {}
-            if partition.tries or partition.documents or set(map(type, records)) != {bytes}:
-                known = _known(lane, job, records, low, grant)
+            if marked or set(map(type, records)) != {bytes}:
+                known = _known(lane, job, records, low, grant, marked)
                 records = [known[n].payload if n in known else record for n, record in enumerate(records, low)]
             leased.append(LeasedRun(grant, low, records, known))  # type: ignore[arg-type]
     return leased
 
 
-def _known(lane: Lane, job: TurnJob, records: Records, first: int, grant: ChunkGrant) -> dict[int, LeasedFields]:
-    tries, documents = lane.partition.tries, lane.partition.documents
+def _known(
+    lane: Lane, job: TurnJob, records: Records, first: int, grant: ChunkGrant, marked: set[int]
+) -> dict[int, LeasedFields]:
     return {
-        number: _leased_fields(lane, job, number, grant)
+        number: _leased_fields(lane, job, number, _full(record), grant)
         for number, record in enumerate(records, first)
-        if type(record) is not bytes or number in tries or number in documents
+        if type(record) is not bytes or number in marked
     }
 
 
-def _leased_fields(lane: Lane, job: TurnJob, number: int, grant: ChunkGrant) -> LeasedFields:
-    partition, mint, record = lane.partition, lane.partition.mint, lane.record(job, number)
+def _full(record: bytes | Record | None) -> Record:
+    assert record is not None, "a live item has a record"
+    return record if isinstance(record, Record) else Record(record)
+
+
+def _leased_fields(lane: Lane, job: TurnJob, number: int, record: Record, grant: ChunkGrant) -> LeasedFields:
+    partition, mint = lane.partition, lane.partition.mint
     created = grant.created
+    attempts, deliveries = partition.tried(number)
     error = job.documents.get(number << 2 | ERROR_PART)
     state = job.documents.get(number << 2 | STATE_PART)
     source = record.source
@@ -246,8 +255,8 @@ def _leased_fields(lane: Lane, job: TurnJob, number: int, grant: ChunkGrant) -> 
         lease=mint.token(number, partition.turn, created, record.correlation_id),
         payload=record.payload,
         correlation_id=record.correlation_id or mint.correlation_id(number, created),
-        attempts=partition.attempts(number) + 1,
-        deliveries=partition.deliveries(number) + 1,
+        attempts=attempts + 1,
+        deliveries=deliveries + 1,
         fencing_token=partition.fence + partition.turn,
         lease_deadline=to_datetime(grant.deadline),
         created_at=to_datetime(created),

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
+
+from millpond.queue.columns import Column
 
 SPAN_MIN = 16  # items; a shorter span costs more to keep in order than an entry for each
 
@@ -28,10 +31,11 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class Leases:
-    __slots__ = ("_alone", "_count", "_ends", "_firsts", "_held")
+    __slots__ = ("_count", "_ends", "_few", "_firsts", "_held", "_single")
 
     def __init__(self) -> None:
-        self._alone: dict[int, Lease] = {}
+        self._few: dict[int, Lease] = {}  # items of short spans
+        self._single: Column[Lease] = Column()  # items whose neighbours are held by others
         # The spans, by number: items from first to end (which is not in it) are held by the lease.
         self._firsts: list[int] = []
         self._ends: list[int] = []
@@ -46,15 +50,15 @@ class Leases:
         index = bisect_right(self._firsts, number) - 1
         if index >= 0 and number < self._ends[index]:
             return self._held[index]
-        return self._alone.get(number)
+        return self._few.get(number) or self._single.get(number)
 
     def whole(self, first: int, count: int) -> Lease | None:
         """The lease that holds all of these; None if there are several, or one of the items has none."""
         index = bisect_right(self._firsts, first) - 1
         if index >= 0 and first < self._ends[index]:
             return self._held[index] if first + count <= self._ends[index] else None
-        lease = self._alone.get(first)
-        if count > 1 and any(self._alone.get(number) is not lease for number in range(first + 1, first + count)):
+        lease = self.get(first)
+        if count > 1 and any(self.get(number) is not lease for number in range(first + 1, first + count)):
             return None
         return lease
 
@@ -68,15 +72,36 @@ class Leases:
                 self._cut(index, first, cut)
                 first = cut
             else:
-                del self._alone[first]
+                if self._few.pop(first, None) is None and self._single.pop(first, None) is None:
+                    raise KeyError(first)
                 first += 1
 
     def spans(self) -> Iterator[tuple[int, int, Lease]]:
-        """All of them as (first, count, lease), those with an entry of their own one by one."""
+        """All of them as (first, count, lease)."""
         for first, end, lease in zip(self._firsts, self._ends, self._held, strict=True):
             yield first, end - first, lease
-        for number, lease in self._alone.items():
-            yield number, 1, lease
+        first, count, held = 0, 0, None
+        for number, lease in chain(self._few.items(), self._single.items()):
+            if lease is held and number == first + count:
+                count += 1
+                continue
+            if held is not None:
+                yield first, count, held
+            first, count, held = number, 1, lease
+        if held is not None:
+            yield first, count, held
+
+    def within(self, first: int, count: int) -> list[int]:
+        """Those of these neighbours that are leased."""
+        end = first + count
+        found = self._single.within(first, count)
+        if self._few:
+            found += self._few.keys() & range(first, end)
+        index = max(0, bisect_right(self._firsts, first) - 1)
+        while index < len(self._firsts) and self._firsts[index] < end:
+            found += range(max(first, self._firsts[index]), min(end, self._ends[index]))
+            index += 1
+        return found
 
     def __contains__(self, number: object) -> bool:
         return isinstance(number, int) and self.get(number) is not None
@@ -95,9 +120,10 @@ class Leases:
         return self._count
 
     def _put(self, first: int, end: int, lease: Lease) -> None:
-        if end - first < SPAN_MIN:
-            for number in range(first, end):
-                self._alone[number] = lease
+        if end - first == 1:
+            self._single[first] = lease
+        elif end - first < SPAN_MIN:
+            self._few.update(dict.fromkeys(range(first, end), lease))
         else:
             index = bisect_right(self._firsts, first)
             self._firsts.insert(index, first)

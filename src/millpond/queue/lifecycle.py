@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millpond.history.format import RUN_BITS, Event, numbers_of, run_of, run_span, runs_of
+from millpond.history.format import RUN_BITS, Event, numbers_of, run_span, runs_of
 from millpond.model import DeadReason, State
 from millpond.queue.lane import Lane
 from millpond.queue.partition import DELETE, KEEP, MOVE, REASONS, Partition
 from millpond.queue.state import QueueState
-from millpond.queue.timers import STALE_SLACK
+from millpond.queue.timers import NEVER, RUN_MASK, STALE_SLACK
 
 
 def run_lifecycle(queue: QueueState, lane: Lane, now: int) -> None:
@@ -24,24 +24,24 @@ def run_lifecycle(queue: QueueState, lane: Lane, now: int) -> None:
             break
     if (at := next_wake(partition)) is None or at > now:
         return
-    if partition.lease_timers and partition.lease_timers.next_at() <= now:
+    if partition.lease_timers.next_at <= now:
         _end_due_leases(queue, lane, now)
-    if partition.due_timers and partition.due_timers.next_at() <= now:
+    if partition.due_timers.next_at <= now:
         _wake_due(lane, now)
     if (deadline := partition.chunks.next_deadline()) is not None and deadline <= now:
         _expire_chunks(queue, lane, now)
-    if partition.expiry_timers and partition.expiry_timers.next_at() <= now:
+    if partition.expiry_timers.next_at <= now:
         _expire_items(queue, lane, now)
-    if partition.finish_timers and partition.finish_timers.next_at() <= now:
+    if partition.finish_timers.next_at <= now:
         _purge(lane, now)
 
 
 def next_wake(partition: Partition) -> int | None:
     """When this partition next wants to run. An entry may be stale: waking for nothing is harmless."""
-    instants = [timers.next_at() for timers in partition.timers if timers]
+    at = min([timers.next_at for timers in partition.timers])
     if (deadline := partition.chunks.next_deadline()) is not None:
-        instants.append(deadline)
-    return min(instants) if instants else None
+        at = min(at, deadline)
+    return at if at < NEVER else None
 
 
 def _has_stale_timers(partition: Partition) -> bool:
@@ -56,10 +56,7 @@ def _has_stale_timers(partition: Partition) -> bool:
 
 def shed_stale(partition: Partition) -> None:
     """After this `next_wake` is exact. It takes as long as there are items with a time of their own."""
-    partition.lease_timers.rebuild((lease.deadline, run_of(n, count)) for n, count, lease in partition.leased.spans())
-    partition.due_timers.rebuild_from(partition.waiting.values())
-    partition.expiry_timers.rebuild((at, run_of(n, 1)) for n, at in partition.expiries.items())
-    partition.finish_timers.rebuild((kept >> 1, run_of(n, 1)) for n, kept in partition.finished.items())
+    partition.set_timers()
     partition.chunks.shed_stale()
 
 
@@ -108,12 +105,12 @@ def _wake_due(lane: Lane, now: int) -> None:
     partition = lane.partition
     waiting = partition.waiting
     due: list[int] = []
-    for run in partition.due_timers.pop_due(now):
-        number = run >> RUN_BITS
-        if number in waiting and waiting[number] >> 64 <= now:
+    for entry in partition.due_timers.pop_entries(now):
+        number = (entry & RUN_MASK) >> RUN_BITS
+        if waiting.get(number, NEVER) >> 1 == entry >> 64:  # else it is of an earlier wait of the same item
             due.append(number)
-    if due:  # an entry may have been left by an earlier wait of the same item: the order is that of the last
-        partition.change(Event.DUE, sorted(dict.fromkeys(due), key=waiting.__getitem__))
+    if due:
+        partition.change(Event.DUE, list(dict.fromkeys(due)))
 
 
 # ---- deadlines --------------------------------------------------------------------------------------------
@@ -124,15 +121,17 @@ def _expire_chunks(queue: QueueState, lane: Lane, now: int) -> None:
     partition = lane.partition
     for first in partition.chunks.pop_expired(now):
         mortal: dict[State, list[int]] = {}
+        count = len(partition.chunks.span(first))
+        own, aside = set(partition.expiries.within(first, count)), partition.set_aside(first, count)
         for number in partition.chunks.live_numbers(first):
-            if number in partition.expiries:
+            if number in own:
                 continue
-            if number in partition.waiting:
-                state = State.RETRYING if partition.waiting[number] & 1 else State.SCHEDULED
-            elif partition.is_set_aside(number):
-                continue
-            else:
+            if number not in aside:
                 state = State.READY
+            elif (due := partition.waiting.get(number)) is not None:
+                state = State.RETRYING if due & 1 else State.SCHEDULED
+            else:
+                continue
             mortal.setdefault(state, []).append(number)
         for state, numbers in mortal.items():
             bury(queue, lane, DeadReason.EXPIRED, state, runs_of(numbers), now)
@@ -154,7 +153,7 @@ def _purge(lane: Lane, now: int) -> None:
     """Completed and cancelled items whose retention is over."""
     partition = lane.partition
     finished = partition.finished
-    over = [n for n in numbers_of(partition.finish_timers.pop_due(now)) if n in finished and finished[n] >> 1 <= now]
+    over = [n for n in numbers_of(partition.finish_timers.pop_due(now)) if finished.get(n, NEVER) >> 1 <= now]
     if over:
         partition.change(Event.PURGED, runs_of(dict.fromkeys(over)))
 

@@ -112,7 +112,7 @@ def _find(queue: QueueState, record: Record, names: list[bytes], now: int) -> tu
         dedup, finished = lane.partition.dedup, lane.partition.finished
         for name in names:
             number = dedup.live.get(name)
-            if number in finished:
+            if number is not None and number in finished:
                 number = None
             ended = dedup.ended.get(name, now, window) if number is None else None
             if name in lane.draft.names or name in dedup.uncommitted or (not lane.free and (number or ended)):

@@ -203,14 +203,15 @@ def _look(lane: Lane, numbers: Iterable[int]) -> dict[int, Seen]:
         lane.want(number, 1)
         lane.want_documents(number)
         lease = partition.leased.get(number)
+        attempts, deliveries = partition.tried(number)
         seen[number] = Seen(
             number=number,
             state=state,
             chunk=partition.chunks.first_of(number),
             created=partition.chunks.created_of(number),
             expire_deadline=partition.expire_deadline(number),
-            attempts=partition.attempts(number) + (lease is not None),
-            deliveries=partition.deliveries(number) + (lease is not None),
+            attempts=attempts + (lease is not None),
+            deliveries=deliveries + (lease is not None),
             max_attempts=partition.limits.get(number),
             version=partition.documents.get(number, 0) >> VERSION_BITS,
             lease=lease,
@@ -246,7 +247,7 @@ def _show(queue: QueueState, lane: Lane, job: TurnJob, seen: Seen) -> Item:
         encoding=record.encoding,
         reference=record.reference,
         priority=record.priority,
-        enqueue_at=to_datetime(due >> 64) if due is not None else None,
+        enqueue_at=to_datetime(due >> 1) if due is not None else None,
         lease_deadline=to_datetime(lease.deadline) if lease else None,
         client_id=lease.client or None if lease else None,
         cancel_asked=seen.cancel_asked,

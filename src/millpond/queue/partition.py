@@ -10,8 +10,9 @@ key, a limit, an expiry or a document of its own has entries, in the columns bel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import islice, repeat
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, repeat
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from millpond.history.format import (
 )
 from millpond.model import DeadReason, State
 from millpond.queue.chunks import Chunks
+from millpond.queue.columns import IntColumn
 from millpond.queue.dedup import Dedup, Request
 from millpond.queue.leases import Lease, Leases
 from millpond.queue.ready import Ready
@@ -37,11 +39,9 @@ from millpond.store.base import JournalRow
 
 _COUNT_MASK = RUN_MAX - 1
 _DELIVERIES_BITS = 32
+_DELIVERIES_MASK = (1 << _DELIVERIES_BITS) - 1
 _FEW = 8  # times the size of a page: fewer items than that are sorted to find one
-
-# Most items have been tried the same few times: let them share the int that says so.
-_SAME: dict[int, int] = {}
-_SAME_LIMIT = 32 << _DELIVERIES_BITS
+_STRIDE_BITS = 10  # neighbours with the rest of their number in common are looked at together
 
 REASONS = list(DeadReason)
 KEEP, DELETE, MOVE = range(3)  # what becomes of the dead
@@ -75,16 +75,16 @@ class Partition:
         self.ready = Ready()
         self.leased = Leases()
         self.lease_timers = Timers()
-        self.waiting: dict[int, int] = {}  # the entry in due_timers: due << 64 | number << 20 | is retrying
+        self.waiting = IntColumn()  # due << 1 | is retrying
         self.due_timers = Timers()
-        self.tries: dict[int, int] = {}  # attempts << 32 | deliveries, those that are over
-        self.priorities: dict[int, int] = {}  # other than 0
-        self.limits: dict[int, int] = {}  # own max_attempts
-        self.expiries: dict[int, int] = {}  # own expire_deadline
+        self.tries = IntColumn()  # attempts << 32 | deliveries, those that are over
+        self.priorities = IntColumn()  # other than 0
+        self.limits = IntColumn()  # own max_attempts
+        self.expiries = IntColumn()  # own expire_deadline
         self.expiry_timers = Timers()
-        self.documents: dict[int, int] = {}  # state version << 3 | which parts there are
-        self.dead: dict[int, int] = {}  # died at << 8 | reason
-        self.finished: dict[int, int] = {}  # kept until << 1 | was cancelled
+        self.documents = IntColumn()  # state version << 3 | which parts there are
+        self.dead = IntColumn()  # died at << 8 | reason
+        self.finished = IntColumn()  # kept until << 1 | was cancelled
         self.finish_timers = Timers()
         self.timers = (self.lease_timers, self.due_timers, self.expiry_timers, self.finish_timers)
         self.cancel_asked: set[int] = set()
@@ -96,16 +96,14 @@ class Partition:
         self.events: list[tuple[Any, ...]] = []
         self.chunk_drops: list[int] = []
         self.document_drops: list[int] = []
-        self._columns: tuple[dict[int, Any], ...] = (
+        self._columns = (
             self.tries,
             self.priorities,
             self.limits,
             self.expiries,
-            self.waiting,
             self.dead,
             self.finished,
-            self.moving,
-        )
+        )  # nothing ends while it waits: it leaves that column first
         self._transitions: dict[int, Callable[..., None]] = {
             event: getattr(self, f"on_{event.name.lower()}") for event in Event
         }
@@ -129,6 +127,19 @@ class Partition:
         self.chunk_drops.clear()
         self.document_drops.clear()
         self.dedup.uncommitted.clear()
+
+    def set_timers(self) -> None:
+        """All the timers, from the columns: after this none is stale."""
+        spans = list(self.leased.spans())
+        self.lease_timers.rebuild(
+            [lease.deadline for _, _, lease in spans], [run_of(n, count) for n, count, _ in spans]
+        )
+        for timers, column, bits in (
+            (self.due_timers, self.waiting, 1),
+            (self.expiry_timers, self.expiries, 0),
+            (self.finish_timers, self.finished, 1),
+        ):
+            timers.rebuild([at >> bits for at in column.values()], [n << RUN_BITS for n in column.numbers()])
 
     # ---- transitions --------------------------------------------------------------------------------------
 
@@ -165,7 +176,7 @@ class Partition:
             self.dedup.requests.put(name, Request(self.at, first, count, reply), self.dedup_window)
 
     def on_leased(self, client: str, deadline: int, runs: Sequence[int]) -> None:
-        lease = Lease(client, self.turn, deadline, self.fence)
+        lease = Lease(intern(client), self.turn, deadline, self.fence)
         for run in runs:
             first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
             self.ready.remove(self.priorities.get(first, 0), run)
@@ -241,7 +252,7 @@ class Partition:
 
     def on_due(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            del self.waiting[number]
+            self.waiting.pop(number, None)
             self.ready.push(self.priorities.get(number, 0), number, 1)
 
     def on_died(
@@ -259,7 +270,7 @@ class Partition:
             if fate == DELETE:
                 self._end(first, count)
                 continue
-            self.dead.update(dict.fromkeys(numbers, self.at << 8 | reason))
+            self.dead.fill(first, count, self.at << 8 | reason)
             if move is not None:
                 self.moving.update(dict.fromkeys(numbers, move))
 
@@ -348,7 +359,8 @@ class Partition:
             self.ready.push(record.priority, number, 1)
 
     def _wait(self, number: int, due: int, *, retrying: bool) -> None:
-        self.waiting[number] = self.due_timers.push(due, number << RUN_BITS | retrying)
+        self.waiting[number] = due << 1 | retrying
+        self.due_timers.push(due, run_of(number, 1))
 
     def _return(self, runs: Iterable[int], *, attempted: bool) -> None:
         for run in runs:
@@ -358,8 +370,7 @@ class Partition:
                 self._delivered(number, attempted=attempted)
 
     def _delivered(self, number: int, *, attempted: bool) -> None:
-        tries = self.tries.get(number, 0) + (attempted << _DELIVERIES_BITS) + 1
-        self.tries[number] = _SAME.setdefault(tries, tries) if tries < _SAME_LIMIT else tries
+        self.tries.add(number, (attempted << _DELIVERIES_BITS) + 1)
 
     def _by_priority(self, run: int) -> list[tuple[int, int, int]]:
         """A run as (first, count, priority) pieces of one priority each."""
@@ -397,36 +408,37 @@ class Partition:
                 self.dedup.release(number)  # its window has been running since it ended
 
     def _finish(self, first: int, count: int, kept: int) -> None:
-        if self.dedup.digests:
-            for number in range(first, first + count):
-                if number in self.dedup.digests:
-                    self.dedup.retire(number, self.at, self.chunks.created_of(number), self.dedup_window)
-        self.finished.update(dict.fromkeys(range(first, first + count), kept))
+        for number in self.dedup.digests.within(first, count):
+            self.dedup.retire(number, self.at, self.chunks.created_of(number), self.dedup_window)
+        self.finished.fill(first, count, kept)
         self.finish_timers.push(kept >> 1, run_of(first, count))
 
     def _drop_states(self, first: int, count: int) -> None:
-        if self.documents:
-            for number in range(first, first + count):
-                if self.documents.get(number, 0) & HAS_STATE:
-                    self.documents[number] &= HAS_ERROR | HAS_RESULT
-                    self.document_drops.append(number << 2 | STATE_PART)
+        for number in self.documents.within(first, count):
+            if self.documents[number] & HAS_STATE:
+                self.documents[number] &= HAS_ERROR | HAS_RESULT
+                self.document_drops.append(number << 2 | STATE_PART)
 
     def _end(self, first: int, count: int, *, moved: bool = False) -> None:
-        numbers = range(first, first + count)
-        if self.dedup.digests:
-            for number in numbers:
+        digests, documents = self.dedup.digests, self.documents
+        if digests.alone or digests.pages:
+            for number in digests.within(first, count):
                 if number in self.finished:
                     self.dedup.release(number)
-                elif number in self.dedup.digests:
+                else:
                     created = self.chunks.created_of(number)
                     self.dedup.end(number, self.at, created, self.dedup_window, moved=moved)
         for column in self._columns:
-            if column:
-                for number in numbers:
-                    column.pop(number, None)
-        if self.documents:
-            for number in numbers:
-                self.document_drops += document_keys(number, self.documents.pop(number, 0))
+            if count == 1:
+                column.pop(first, None)
+            elif column.alone or column.pages:
+                column.discard(first, count)
+        if self.moving:
+            for number in range(first, first + count):
+                self.moving.pop(number, None)
+        if documents.alone or documents.pages:
+            for number, parts in documents.discard(first, count):
+                self.document_drops += document_keys(number, parts)
         self.chunk_drops += self.chunks.end(first, count)
 
     def _count(self, name: str, by: int) -> None:
@@ -439,17 +451,16 @@ class Partition:
         return self.tries.get(number, 0) >> _DELIVERIES_BITS
 
     def deliveries(self, number: int) -> int:
-        return self.tries.get(number, 0) & ((1 << _DELIVERIES_BITS) - 1)
+        return self.tries.get(number, 0) & _DELIVERIES_MASK
 
-    def is_set_aside(self, number: int) -> bool:
-        """Neither ready nor gone, told without searching the ready ones."""
-        return (
-            number in self.leased
-            or number in self.waiting
-            or number in self.dead
-            or number in self.moving
-            or number in self.finished
-        )
+    def tried(self, number: int) -> tuple[int, int]:
+        """Attempts and deliveries."""
+        tries = self.tries.get(number, 0)
+        return tries >> _DELIVERIES_BITS, tries & _DELIVERIES_MASK
+
+    def set_aside(self, first: int, count: int) -> set[int]:
+        """Those of these neighbours that are neither ready nor gone, told without searching the ready ones."""
+        return _within(self._columns_of(State.READY), first, count)
 
     def expire_deadline(self, number: int) -> int:
         return self.expiries.get(number) or self.chunks.deadline_of(number)
@@ -460,12 +471,12 @@ class Partition:
         for number in numbers:
             if number in self.leased:
                 found[number] = State.LEASED
-            elif number in self.waiting:
-                found[number] = State.RETRYING if self.waiting[number] & 1 else State.SCHEDULED
-            elif number in self.dead or number in self.moving:
+            elif (due := self.waiting.get(number)) is not None:
+                found[number] = State.RETRYING if due & 1 else State.SCHEDULED
+            elif self.dead.get(number) is not None or number in self.moving:
                 found[number] = State.DEAD
-            elif number in self.finished:
-                found[number] = State.CANCELLED if self.finished[number] & 1 else State.COMPLETED
+            elif (kept := self.finished.get(number)) is not None:
+                found[number] = State.CANCELLED if kept & 1 else State.COMPLETED
             elif number > 0 and self.chunks.is_live(number):
                 found[number] = State.READY
         return found
@@ -475,23 +486,31 @@ class Partition:
 
         Few of a state are sorted; of many, and of the ready ones, a page is found by walking along the numbers.
         """
-        few = _FEW * limit
-        if state == State.READY:
-            return list(islice((n for n in self.chunks.walk(after) if not self.is_set_aside(n)), limit))
-        candidates = [column for column in self._column_of(state) if column]
-        if sum(map(len, candidates)) > few:
-            numbers: Iterable[int] = (n for n in self.chunks.walk(after) if any(n in column for column in candidates))
-            return list(islice((n for n in numbers if self._is_in(n, state)), limit))
-        found = {n for column in candidates for n in column if n > after and self._is_in(n, state)}
-        return sorted(found)[:limit]
+        columns = self._columns_of(state)
+        if state != State.READY and sum(map(len, columns)) <= _FEW * limit:
+            few = {number for column in columns for number in column if number > after}
+            return [number for number in sorted(few) if self._is_in(number, state)][:limit]
+        found: list[int] = []
+        for stride, numbers in groupby(self.chunks.walk(after), lambda number: number >> _STRIDE_BITS):
+            held = _within(columns, stride << _STRIDE_BITS, 1 << _STRIDE_BITS)
+            if state == State.READY:
+                found += [number for number in numbers if number not in held]
+            else:
+                found += [number for number in numbers if number in held and self._is_in(number, state)]
+            if len(found) >= limit:
+                break
+        return found[:limit]
 
-    def _column_of(self, state: State) -> Sequence[Collection[int]]:
+    def _columns_of(self, state: State) -> Sequence[IntColumn | Leases | dict[int, Move]]:
+        """Those that hold the items of a state; of the ready ones, those that hold all the others."""
         if state == State.LEASED:
             return [self.leased]
         if state in (State.SCHEDULED, State.RETRYING):
             return [self.waiting]
         if state == State.DEAD:
             return [self.dead, self.moving]
+        if state == State.READY:
+            return [self.leased, self.waiting, self.dead, self.moving, self.finished]
         return [self.finished] if state in (State.COMPLETED, State.CANCELLED) else []
 
     def _is_in(self, number: int, state: State) -> bool:
@@ -503,8 +522,8 @@ class Partition:
         return True
 
     def counts(self) -> dict[str, int]:
-        retrying = sum(due & 1 for due in self.waiting.values())
-        cancelled = sum(kept & 1 for kept in self.finished.values())
+        retrying = self.waiting.count_odd()
+        cancelled = self.finished.count_odd()
         redriving = sum(1 for number in self.moving if number not in self.dead)
         return {
             State.SCHEDULED: len(self.waiting) - retrying,
@@ -520,6 +539,17 @@ class Partition:
     def live_count(self) -> int:
         """Items that somebody still waits for: what placement and deletion look at."""
         return self.ready.count + len(self.leased) + len(self.waiting) + len(self.dead) + len(self.moving)
+
+
+def _within(columns: Iterable[IntColumn | Leases | dict[int, Move]], first: int, count: int) -> set[int]:
+    """Those of these neighbours that one of the columns has."""
+    held: set[int] = set()
+    for column in columns:
+        within = (
+            column.keys() & range(first, first + count) if isinstance(column, dict) else column.within(first, count)
+        )
+        held.update(within)
+    return held
 
 
 def document_keys(number: int, documents: int) -> list[int]:

@@ -82,9 +82,12 @@ def _assign_produce(queue: QueueState, request: Produce, now: int) -> bool:
 
 def choose_writable(queue: QueueState) -> Lane | None:
     """The free lane with the fewest failures, then the fewest items."""
-    lanes = [lane for lane in queue.free if lane.writable]
+    lanes = queue.free
+    if len(lanes) == 1 and lanes[0].writable:
+        return lanes[0]
+    lanes = [lane for lane in lanes if lane.writable]
     if lanes:
-        return lanes[0] if len(lanes) == 1 else min(lanes, key=_produce_rank)
+        return min(lanes, key=_produce_rank)
     if all(lane.full for lane in queue.lanes.values() if not lane.definition.read_only):
         raise DiskFull(_DISK_FULL)
     return None

@@ -8,6 +8,7 @@ from operator import sub
 
 from millpond.meters import STATES, TRANSITIONS, QueueReading, added
 from millpond.model import REQUEST_TIMEOUT_MS
+from millpond.queue.columns import IntColumn
 from millpond.queue.lane import Lane, Status
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.partition import Partition
@@ -155,11 +156,8 @@ def _counts(partition: Partition) -> list[int]:
     ]
 
 
-def _odd(column: dict[int, int]) -> int:
-    half = COUNT_MAX // 2
-    values = column.values()
-    some = [*islice(values, half), *islice(reversed(values), half)] if len(column) > COUNT_MAX else values
-    return sum([value & 1 for value in some]) * len(column) // len(some)
+def _odd(column: IntColumn) -> int:
+    return column.guess_odd(COUNT_MAX) if len(column) > COUNT_MAX else column.count_odd()
 
 
 def _not_dead(partition: Partition) -> int:

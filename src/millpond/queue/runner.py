@@ -105,6 +105,9 @@ class Runner:
         self.wake()
 
     def submit(self, request: Request) -> None:
+        if self._tick_asked:  # those who come before the tick come at one instant
+            self.queue.submit(request, self.last_used)
+            return
         self.last_used = now = self._clock.now()
         self.queue.submit(request, now)
         if self.queue.busy:

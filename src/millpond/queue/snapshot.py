@@ -1,15 +1,19 @@
 """A partition's state as one value, and back: what recovery starts from.
 
-The shape has a version; a change of it adds one here, with the step that brings an older snapshot up to it.
+The shape has a version; a change of it adds one here, with the step that brings an older snapshot up to it. What there
+may be a million of is packed as arrays, as it lies in memory: a snapshot is taken while all wait.
 """
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 
-from millpond.history.format import RUN_BITS, numbers_of, run_of, run_span, runs_of
+from millpond.history.format import numbers_of, runs_of
 from millpond.queue.chunks import Chunks
-from millpond.queue.dedup import Ended, Request, split
+from millpond.queue.columns import Dump
+from millpond.queue.dedup import Ended, Request
 from millpond.queue.leases import Lease
 from millpond.queue.partition import Move, Partition
 from millpond.queue.ready import Ready
@@ -23,37 +27,36 @@ class Snapshot(msgspec.Struct, array_like=True):
     at: int
     next_number: int
     fence: int
-    chunks: tuple[bytes, ...]
-    ready: dict[int, list[int]]
-    leased: list[tuple[str, int, int, int, list[int]]]
-    waiting: dict[int, int]
-    tries: dict[int, int]
-    priorities: dict[int, int]
-    limits: dict[int, int]
-    expiries: dict[int, int]
-    documents: dict[int, int]
-    dead: dict[int, int]
-    finished: dict[int, int]
+    chunks: bytes
+    ready: dict[int, bytes]
+    leased: tuple[list[str], bytes, bytes]
+    waiting: Dump
+    tries: Dump
+    priorities: Dump
+    limits: Dump
+    expiries: Dump
+    documents: Dump
+    dead: Dump
+    finished: Dump
     cancel_asked: list[int]
     moving: list[tuple[str, bool, int, list[int]]]
     confirming: dict[bytes, str]
-    live: dict[bytes, int]
-    digests: dict[int, bytes]
-    names: dict[int, str]
+    names: tuple[bytes, bytes, bytes, list[str]]
     ended: dict[bytes, Ended]
     requests: dict[bytes, Request]
     arrivals: dict[bytes, int]
     totals: dict[str, int]
 
 
+COLUMNS = ("waiting", "tries", "priorities", "limits", "expiries", "documents", "dead", "finished")
+_LEASE_INTS = 4  # in `leased`, of each lease: client's place, grant, deadline, fence
+_SPAN_INTS = 3  # and of each span: first, count, lease's place
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 def take_snapshot(partition: Partition) -> bytes:
-    leases: dict[int, tuple[Lease, list[int]]] = {}
-    for first, count, lease in partition.leased.spans():
-        leases.setdefault(id(lease), (lease, []))[1].extend(range(first, first + count))
     moves: dict[int, list[int]] = {}
     for number, move in partition.moving.items():
         moves.setdefault(id(move), []).append(number)
@@ -66,24 +69,13 @@ def take_snapshot(partition: Partition) -> bytes:
             next_number=partition.next_number,
             fence=partition.fence,
             chunks=partition.chunks.dump(),
-            ready=partition.ready.runs(),
-            leased=[
-                (one.client, one.grant, one.deadline, one.fence, runs_of(numbers)) for one, numbers in leases.values()
-            ],
-            waiting={number: entry >> 64 << 1 | entry & 1 for number, entry in partition.waiting.items()},
-            tries=partition.tries,
-            priorities=partition.priorities,
-            limits=partition.limits,
-            expiries=partition.expiries,
-            documents=partition.documents,
-            dead=partition.dead,
-            finished=partition.finished,
+            ready={priority: array("Q", runs).tobytes() for priority, runs in partition.ready.runs().items()},
+            leased=_pack_leases(partition),
+            **{column: getattr(partition, column).dump() for column in COLUMNS},
             cancel_asked=list(partition.cancel_asked),
             moving=[(one.target, one.redrive, one.turn, runs_of(numbers)) for one, numbers in moving],
             confirming=partition.confirming,
-            live=dedup.live,
-            digests=dedup.digests,
-            names=dedup.names,
+            names=dedup.dump(),
             ended=dedup.ended.dump(partition.at, partition.dedup_window),
             requests=dedup.requests.dump(partition.at, partition.dedup_window),
             arrivals=dedup.arrivals,
@@ -99,41 +91,43 @@ def _restore(partition: Partition, snapshot: Snapshot) -> None:
     partition.next_number = snapshot.next_number
     partition.fence = snapshot.fence
     partition.chunks = Chunks.load(snapshot.chunks)
-    partition.ready = Ready.from_runs(snapshot.ready)
-    for client, grant, deadline, fence, runs in snapshot.leased:
-        lease = Lease(client, grant, deadline, fence)
-        for run in runs:
-            partition.leased.add(run >> RUN_BITS, len(run_span(run)), lease)
-            partition.lease_timers.push(deadline, run)
+    partition.ready = Ready.from_runs({priority: list(array("Q", runs)) for priority, runs in snapshot.ready.items()})
+    _unpack_leases(partition, snapshot.leased)
     for target, redrive, turn, runs in snapshot.moving:
         partition.moving.update(dict.fromkeys(numbers_of(runs), Move(target, redrive, turn)))
-    same: dict[
-        int, int
-    ] = {}  # a number or a value that several entries have is one object, as it is in a live partition
-    for column in ("tries", "priorities", "limits", "expiries", "documents", "dead", "finished"):
-        entries = getattr(snapshot, column)
-        getattr(partition, column).update((same.setdefault(n, n), same.setdefault(v, v)) for n, v in entries.items())
-        entries.clear()
+    same: dict[int, int] = {}
+    for column in COLUMNS:
+        getattr(partition, column).load(getattr(snapshot, column), same)
     partition.cancel_asked.update(snapshot.cancel_asked)
     partition.confirming = snapshot.confirming
-    for number, due in snapshot.waiting.items():
-        partition.waiting[same.get(number, number)] = due >> 1 << 64 | number << RUN_BITS | due & 1
-    partition.due_timers.rebuild_from(partition.waiting.values())
-    partition.expiry_timers.rebuild((at, run_of(number, 1)) for number, at in partition.expiries.items())
-    partition.finish_timers.rebuild((kept >> 1, run_of(number, 1)) for number, kept in partition.finished.items())
-    partition.dedup.live = _live(snapshot)
-    partition.dedup.digests, partition.dedup.names = snapshot.digests, snapshot.names
+    partition.set_timers()
+    partition.dedup.load(snapshot.names)
     partition.dedup.ended.load(snapshot.ended, snapshot.at)
     partition.dedup.requests.load(snapshot.requests, snapshot.at)
     partition.dedup.arrivals = snapshot.arrivals
     partition.totals = snapshot.totals
 
 
-def _live(snapshot: Snapshot) -> dict[bytes, int]:
-    """The names in use, as the same objects that `digests` holds: half the memory."""
-    live = snapshot.live
-    pairs = ((name, number) for number, joined in snapshot.digests.items() for name in split(joined))
-    return {name: number for name, number in pairs if live.get(name) == number}
+def _pack_leases(partition: Partition) -> tuple[list[str], bytes, bytes]:
+    """The clients, the leases and the spans, each naming the one before by its place."""
+    clients: dict[str, int] = {}
+    places: dict[int, int] = {}
+    leases, spans = array("q"), array("q")
+    for first, count, lease in partition.leased.spans():
+        place = places.setdefault(id(lease), len(places))
+        if place * _LEASE_INTS == len(leases):
+            client = clients.setdefault(lease.client, len(clients))
+            leases.extend((client, lease.grant, lease.deadline, lease.fence))
+        spans.extend((first, count, place))
+    return list(clients), leases.tobytes(), spans.tobytes()
+
+
+def _unpack_leases(partition: Partition, packed: tuple[list[str], bytes, bytes]) -> None:
+    clients, ints, spans = packed[0], array("q", packed[1]), array("q", packed[2])
+    columns = (ints[column::_LEASE_INTS] for column in range(_LEASE_INTS))
+    leases = [Lease(clients[client], *rest) for client, *rest in zip(*columns, strict=True)]
+    for first, count, place in zip(*(spans[column::_SPAN_INTS] for column in range(_SPAN_INTS)), strict=True):
+        partition.leased.add(first, count, leases[place])
 
 
 def recover_partition(incarnation: str, index: int, dedup_window: int, recovered: Recovered) -> Partition:

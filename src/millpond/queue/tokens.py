@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -59,7 +60,6 @@ class Mint:
             return f"{self._token_prefix}{body.hex()}{check:08x}"
         return f"{self._token_prefix}{body.hex()}{crc32(correlation_id.encode(), check):08x}.{correlation_id}"
 
-
     def names(self, first: int, count: int, grant: int, created: int) -> Iterator[tuple[str, str, str]]:
         """Id, lease token and correlation id of neighbours, at a third of the price."""
         head = _HEAD.pack(self._partition, grant, created)
@@ -82,6 +82,7 @@ class ChunkGrant(msgspec.Struct, gc=False):
     deadline: int
     fence: int
     mint: Mint
+    holding: Any = None
 
     @property
     def fencing_token(self) -> int:
@@ -151,10 +152,12 @@ class TokenReader:
 
     def read_all(self, leases: Sequence[LeaseLike]) -> list[Token | None]:
         """As `read`, for many, and for items too, which know what their token says."""
-        if all(type(lease) is LeasedItem for lease in leases):
-            return [self._of_item(item) for item in leases]  # type: ignore[arg-type]
-        if all(type(lease) is str for lease in leases):
-            return self._read_plain(leases)  # type: ignore[arg-type]
+        if len(leases) > 1:
+            kinds = set(map(type, leases))
+            if all(issubclass(kind, LeasedItem) for kind in kinds):
+                return [self._of_item(item) for item in leases]  # type: ignore[arg-type]
+            if kinds == {str}:
+                return self._read_plain(leases)  # type: ignore[arg-type]
         return [self.read(one) if isinstance(one, str) else self._of_item(one) for one in leases]
 
     def _of_item(self, item: LeasedItem) -> Token | None:
@@ -177,13 +180,14 @@ class TokenReader:
             return [self.read(token) for token in tokens]
         if len(sealed) != len(tokens) * _SEALED.size:  # white space, which fromhex passes over
             return [self.read(token) for token in tokens]
-        seed, at, step = self._seed, 0, _SEALED.size
-        found: list[Token | None] = []
-        for partition, grant, created, high, low, check in _SEALED.iter_unpack(sealed):
-            good = crc32(sealed[at : at + _BODY.size], seed) == check
-            found.append((partition, high << 32 | low, grant, created, None) if good else None)
-            at += step
-        return found
+        seed, size = self._seed, _BODY.size
+        expected = [crc32(sealed[at : at + size], seed) for at in range(0, len(sealed), _SEALED.size)]
+        return [
+            (partition, high << 32 | low, grant, created, None) if check == right else None
+            for (partition, grant, created, high, low, check), right in zip(
+                _SEALED.iter_unpack(sealed), expected, strict=True
+            )
+        ]
 
 
 def is_token(text: str) -> bool:

@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from millpond.durations import text_ms
 from millpond.errors import BatchTooLarge, InvalidRequest, NotBuilt
 from millpond.history.format import Record, encode_state
 from millpond.model import (
@@ -51,15 +51,6 @@ from millpond.queue.requests import RetryItem
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CORRELATION = re.compile(r"[\x20-\x7e]{1,128}")
-_DURATION_CHARS_MAX = 100  # of the longest sensible one
-_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+", re.ASCII)
-_SHORT_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
-_ISO = re.compile(
-    r"P(?:(?P<w>\d+(?:\.\d+)?)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
-    r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
-    re.ASCII,
-)
 
 # ---- simple values ----------------------------------------------------------------------------------------
 
@@ -125,24 +116,13 @@ def _duration(value: Any, name: str) -> int:
             raise InvalidRequest(f"{name} is {_number(value)} s, which is no duration; use seconds or '1m30s'")
         return round(value * 1000)
     if isinstance(value, str):
-        ms = _duration_of_text(value) if len(value) <= _DURATION_CHARS_MAX else None
+        ms = text_ms(value)
         if ms is None:
             raise InvalidRequest(
                 f"{name} is {value!r:.60}, which is no duration; write it like '90s', '1m30s' or 'PT90S'"
             )
         return ms
     raise InvalidRequest(f"{name} is {_type(value)}; give a duration: seconds, or a string like '90s'")
-
-
-@lru_cache  # the same few are sent with every request
-def _duration_of_text(value: str) -> int | None:
-    text = value.strip()
-    if _SHORT.fullmatch(text):
-        return round(sum(float(n) * _UNITS[unit] for n, unit in _SHORT_PART.findall(text)))
-    iso = _ISO.fullmatch(text)
-    if iso and any(iso.groups()):
-        return round(sum(float(n) * _UNITS[unit] for unit, n in iso.groupdict().items() if n))
-    return None
 
 
 def instant_ms(value: Any, name: str) -> int:
@@ -329,10 +309,9 @@ def leases(value: Any) -> Sequence[LeaseLike]:
     if isinstance(value, str | bytes | LeasedItem) or not isinstance(value, Sequence):
         raise InvalidRequest(f"leases is a list of items or tokens, not {_type(value)}; put a single one into a list")
     _batch(len(value), "leases", TOKEN_BATCH_MAX)
-    if not set(map(type, value)) <= {str, LeasedItem}:
-        for index, lease in enumerate(value):
-            if not isinstance(lease, str | LeasedItem):
-                raise InvalidRequest(f"leases[{index}] is {_type(lease)}; give the leased item or its `lease`")
+    if not all(issubclass(kind, str | LeasedItem) for kind in set(map(type, value))):
+        index, lease = next((place, one) for place, one in enumerate(value) if not isinstance(one, str | LeasedItem))
+        raise InvalidRequest(f"leases[{index}] is {_type(lease)}; give the leased item or its `lease`")
     return value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, timedelta
 
 import msgspec
@@ -12,7 +12,7 @@ from millpond.errors import InvalidRequest
 from millpond.model import Item, ItemPage, LeasedFields, LeasedItem, LeasedItems, LeasedRun, NewItem, Payload, Retry
 from millpond.wire.codec import Codec
 from millpond.wire.replies import LeaseItem, LeaseReply, LookItem, LookPage
-from millpond.wire.requests import PlainItem, Produce, ProduceItem, ProducePlain, RetryItem
+from millpond.wire.requests import PlainItem, Produce, ProduceItem, ProducePlain, RetryItem, Stage
 
 _LOOK_FIELDS = [name for name in Item.__struct_fields__ if name != "payload"]
 _NEW_FIELDS = [name for name in NewItem.__struct_fields__ if name != "payload"]
@@ -30,7 +30,7 @@ def new_items(request: Produce | ProducePlain, codec: Codec, correlation_id: str
     return [_new_item(item, place, codec, correlation_id) for place, item in enumerate(request.items)]
 
 
-def kinds_of(request: Produce | ProducePlain) -> frozenset[str]:
+def kinds_of(request: Produce | ProducePlain | Stage) -> frozenset[str]:
     """The kinds that a produce names: some need a permission of their own."""
     if isinstance(request, ProducePlain):
         return frozenset()
@@ -113,24 +113,27 @@ def retries(items: Sequence[RetryItem]) -> list[Retry]:
 
 
 def lease_reply(items: Iterable[LeasedItem], codec: Codec) -> LeaseReply:
-    if isinstance(items, LeasedItems):
-        return LeaseReply([item for run in items.runs for item in _run_items(run, codec.binary)])
-    return LeaseReply([lease_item(item.fields, codec.binary) for item in items])
+    if not isinstance(items, LeasedItems):
+        return LeaseReply([lease_item(item.fields, codec.binary) for item in items])
+    if len(items.runs) == 1:
+        return LeaseReply(_run_items(items.runs[0], codec.binary))
+    return LeaseReply([item for run in items.runs for item in _run_items(run, codec.binary)])
 
 
-def _run_items(run: LeasedRun, binary: bool) -> Iterator[LeaseItem]:
+def _run_items(run: LeasedRun, binary: bool) -> list[LeaseItem]:
     """Straight from what the items share: no noun of the model is made on the way."""
-    grant, known = run.grant, run.known
+    grant, payloads = run.grant, run.payloads
     fencing_token, deadline, created_at = grant.fencing_token, grant.lease_deadline, grant.created_at
-    names = grant.names(run.first, len(run.payloads))
-    for number, ((item_id, lease, correlation_id), payload) in enumerate(
-        zip(names, run.payloads, strict=True), run.first
-    ):
-        if number in known:
-            yield lease_item(known[number], binary)
-        else:
-            text, data = (None, payload) if binary else _shown(payload, binary)
-            yield LeaseItem(item_id, lease, correlation_id, 1, 1, fencing_token, deadline, created_at, text, data)
+    shown = [(None, payload) for payload in payloads] if binary else [_shown(payload, False) for payload in payloads]
+    made = [
+        LeaseItem(item_id, lease, correlation_id, 1, 1, fencing_token, deadline, created_at, text, data)
+        for (item_id, lease, correlation_id), (text, data) in zip(
+            grant.names(run.first, len(payloads)), shown, strict=True
+        )
+    ]
+    for number, fields in run.known.items():
+        made[number - run.first] = lease_item(fields, binary)
+    return made
 
 
 def lease_item(fields: LeasedFields, binary: bool) -> LeaseItem:

@@ -1,4 +1,4 @@
-"""Keeps leases alive in the background of blocking callers, and hands back what they left: one thread a client."""
+"""Keeps leases alive in the background of blocking callers, and hands back what they left: one thread each."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from millpond.client.held import Held
-from millpond.client.watch import Watch
+from millpond.consuming.held import Held, Keeps
+from millpond.consuming.watch import Watch, period
 from millpond.errors import MillpondError
 from millpond.model import LeaseLike, Retry
 
 Chore = Callable[[], None]
 
-log = logging.getLogger("millpond.client")
+log = logging.getLogger("millpond.consuming")
 
 
 class Keeper:
@@ -31,10 +31,10 @@ class Keeper:
         self._wakes_at = -math.inf  # nobody sleeps yet
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self.closed = False
 
-    def keep(self, item: Held, period: float) -> None:
-        due = self._watch.add(item, period, time.monotonic())
+    def keep(self, item: Held, every: float | None = None) -> None:
+        due = self._watch.add(item, period(item) if every is None else every, time.monotonic())
         if self._thread is None:
             self._start()
         elif due < self._wakes_at:
@@ -42,12 +42,15 @@ class Keeper:
 
     def _start(self) -> None:
         with self._starting:
-            if self._thread is None and not self._closed:
+            if self._thread is None and not self.closed:
                 self._thread = threading.Thread(target=self._run, name="millpond-leases", daemon=True)
                 self._thread.start()
 
     def drop(self, item: Held) -> None:
         self._watch.remove(item)
+
+    def forget(self, keeper: Keeps) -> None:
+        self._watch.forget(keeper)
 
     def give_back(self, queue: str, items: list[Retry | LeaseLike]) -> None:
         self._inbox.put(partial(self._give_back, queue, items))
@@ -55,9 +58,10 @@ class Keeper:
     def close(self, grace: float) -> None:
         """After what was given back is back, or the time for that is over."""
         with self._starting:
-            self._closed = True
+            self.closed = True
         self._inbox.put(None)
         self.join(grace)
+        self._watch.clear()
 
     def join(self, timeout: float | None = None) -> None:
         if self._thread is not None:
@@ -80,9 +84,9 @@ class Keeper:
 
     def _extend(self) -> None:
         for queue, lease_timeout, lot in self._watch.due(time.monotonic()):
-            tokens = [kept.item.lease for kept in lot]
+            items = [kept.item for kept in lot]
             try:
-                results = self._holder.extend(tokens, queue=queue, lease_timeout=lease_timeout)
+                results = self._holder.extend(items, queue=queue, lease_timeout=lease_timeout)
             except MillpondError as error:
                 log.warning("%d leases of %s were not extended: %s", len(lot), queue, error)
                 self._watch.failed(lot, time.monotonic())

@@ -1,4 +1,4 @@
-"""Keeps leases alive in the background of the event loop, and hands back what loops left: one task a client."""
+"""Keeps leases alive in the background of the event loop, and hands back what loops left: one task each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 from collections.abc import Coroutine
 from typing import Any
 
-from millpond.client.held import Held
-from millpond.client.keeper import log
-from millpond.client.watch import Watch
+from millpond.consuming.held import Held, Keeps
+from millpond.consuming.keeper import log
+from millpond.consuming.watch import Watch, period
 from millpond.errors import MillpondError
 from millpond.model import LeaseLike, Retry
 
@@ -23,16 +23,20 @@ class AsyncKeeper:
         self._wakes_at = math.inf
         self._task: asyncio.Task[None] | None = None
         self._chores: set[asyncio.Task[None]] = set()
+        self.closed = False
 
-    def keep(self, item: Held, period: float) -> None:
-        due = self._watch.add(item, period, self._loop.time())
-        if self._task is None:
+    def keep(self, item: Held, every: float | None = None) -> None:
+        due = self._watch.add(item, period(item) if every is None else every, self._loop.time())
+        if self._task is None and not self.closed:
             self._task = self._loop.create_task(self._run())
         elif due < self._wakes_at:
             self._wake.set()
 
     def drop(self, item: Held) -> None:
         self._watch.remove(item)
+
+    def forget(self, keeper: Keeps) -> None:
+        self._watch.forget(keeper)
 
     def give_back(self, queue: str, items: list[Retry | LeaseLike]) -> None:
         """From a finalizer too, wherever that runs; if the loop has ended by then, the leases run out."""
@@ -51,11 +55,13 @@ class AsyncKeeper:
 
     async def close(self, grace: float) -> None:
         """After what was given back is back, or the time for that is over."""
+        self.closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
         await asyncio.sleep(0)  # what was given back a moment ago is begun
         await self.join(grace)
+        self._watch.clear()
 
     async def join(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         if self._chores:
@@ -75,9 +81,9 @@ class AsyncKeeper:
 
     async def _extend(self) -> None:
         for queue, lease_timeout, lot in self._watch.due(self._loop.time()):
-            tokens = [kept.item.lease for kept in lot]
+            items = [kept.item for kept in lot]
             try:
-                results = await self._holder.extend(tokens, queue=queue, lease_timeout=lease_timeout)
+                results = await self._holder.extend(items, queue=queue, lease_timeout=lease_timeout)
             except MillpondError as error:
                 log.warning("%d leases of %s were not extended: %s", len(lot), queue, error)
                 self._watch.failed(lot, self._loop.time())

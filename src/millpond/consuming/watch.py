@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from millpond.client.durations import seconds
-from millpond.client.held import Held
+from millpond.consuming.held import Held, Keeps
+from millpond.durations import seconds
 from millpond.model import TOKEN_BATCH_MAX, Duration, Result
 
 PERIOD_MIN_S = 0.05  # shorter leases cannot be kept over a network
@@ -40,14 +40,23 @@ class Watch:
     def remove(self, item: Held) -> None:
         self._kept.pop(id(item), None)
 
+    def forget(self, keeper: Keeps) -> None:
+        """All the items that are told of to this one."""
+        for key, kept in list(self._kept.items()):
+            if kept.item.holding.keeper is keeper:
+                self._kept.pop(key, None)
+
+    def clear(self) -> None:
+        self._kept.clear()
+
     def next_due(self) -> float:
         return min((kept.due for kept in list(self._kept.values())), default=math.inf)
 
-    def due(self, now: float) -> Iterator[tuple[str | None, Duration | None, list[Kept]]]:
+    def due(self, now: float) -> Iterator[tuple[str, Duration | None, list[Kept]]]:
         """Queue, lease timeout and those that go in one request."""
         if self.next_due() > now:
             return
-        groups: dict[tuple[str | None, str], list[Kept]] = {}
+        groups: dict[tuple[str, str], list[Kept]] = {}
         for kept in list(self._kept.values()):
             if kept.due <= now + kept.period * SLACK:
                 groups.setdefault((kept.item.queue, repr(kept.item.lease_timeout)), []).append(kept)
@@ -64,15 +73,21 @@ class Watch:
             kept.item.learn(result)
             if kept.item.lost:
                 self.remove(kept.item)
+                kept.item.holding.keeper.drop(kept.item)  # who may be another than this watch's
 
     def failed(self, lot: Sequence[Kept], now: float) -> None:
         for kept in lot:
             kept.due = now + min(kept.period, AGAIN_S)
 
 
-def period(item: Held, lease_timeout: Duration | None) -> float:
-    """Half of the lease: an extension may fail once. Without a word on it, as this machine's clock has it."""
-    known = None if lease_timeout is None else seconds(lease_timeout)
+def period(item: Held) -> float:
+    """Without a word on its lease's length, as this machine's clock has it."""
+    known = None if item.lease_timeout is None else seconds(item.lease_timeout)
     if known is None:
         known = (item.lease_deadline - datetime.now(UTC)).total_seconds()
-    return max(PERIOD_MIN_S, known / 2)
+    return half_of(known)
+
+
+def half_of(lease_s: float) -> float:
+    """An extension may fail once."""
+    return max(PERIOD_MIN_S, lease_s / 2)
