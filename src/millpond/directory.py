@@ -10,6 +10,7 @@ from weakref import WeakSet
 from millpond.errors import DirectoryInUse, InvalidRequest
 
 LOCK = "lock"
+DIRECTORY_MODE = 0o700  # whoever can read it can read every payload
 SOCKET = "socket"  # where the owner answers the other processes of this directory
 
 _HELD: WeakSet[DirectoryLock] = WeakSet()
@@ -23,7 +24,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
             self._file = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise InvalidRequest(f"cannot use {directory} as data directory ({error}); choose another") from error

@@ -21,6 +21,12 @@ from tests.http.scrape import Scrape, run
 from tests.service.looks import until
 
 
+@pytest.fixture(scope="module", autouse=True)
+def way() -> str:
+    """Once is enough: nothing here depends on which way a call goes."""
+    return "lean"
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()

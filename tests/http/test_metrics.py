@@ -17,6 +17,12 @@ from tests.http.scrape import OPEN_METRICS, Scrape, put_to_sleep, run
 from tests.service.looks import loaded, until_parked_async
 
 
+@pytest.fixture(scope="module", autouse=True)
+def way() -> str:
+    """Once is enough: nothing here depends on which way a call goes."""
+    return "lean"
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()

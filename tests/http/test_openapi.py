@@ -11,6 +11,13 @@ from millpond.http.answers import ANSWERS
 from millpond.wire import CALLS
 from tests.http.served import Served
 
+
+@pytest.fixture(scope="module", autouse=True)
+def way() -> str:
+    """Once is enough: nothing here depends on which way a call goes."""
+    return "lean"
+
+
 # api.md's table: each call, and the fields of its request.
 EXPECTED = {
     "queues.create": "name partitions lease_timeout expire_timeout max_attempts dead_queue dead backoff dedup_window"

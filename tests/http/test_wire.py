@@ -16,6 +16,13 @@ from millpond.wire.payloads import kinds_of, lease_reply, leased_item, look_item
 from millpond.wire.replies import LeaseReply, LookItem
 from millpond.wire.requests import Produce, ProducePlain
 
+
+@pytest.fixture(scope="module", autouse=True)
+def way() -> str:
+    """Once is enough: nothing here depends on which way a call goes."""
+    return "lean"
+
+
 both = pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=["json", "msgpack"])
 ITEMS: list[NewItem] = [
     NewItem(payload=b"\xff\x00"),

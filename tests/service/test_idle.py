@@ -74,6 +74,7 @@ async def create_mortal(pond: AsyncPond) -> None:
 # ---- many queues ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_of_ten_thousand_queues_only_the_busy_cost_anything(tmp_path: Path, clock: ManualClock) -> None:
     names = [f"team{number % 100}/q{number}" for number in range(QUEUES)]
     busy = {f"team{number}/q{number}" for number in range(10)}

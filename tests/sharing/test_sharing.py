@@ -192,10 +192,12 @@ def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    with millpond.open(tmp_path):
-        assert (tmp_path / SOCKET).is_socket()
-        assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
-    assert not (tmp_path / SOCKET).exists()
+    path = tmp_path / "data"
+    with millpond.open(path):
+        assert (path / SOCKET).is_socket()
+        assert (path / SOCKET).stat().st_mode & 0o777 == 0o600
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert not (path / SOCKET).exists()
 
 
 def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
