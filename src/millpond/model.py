@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, Literal, Protocol, TypeVar, overload
 
@@ -579,6 +580,7 @@ Items = Sequence[Payload]
 # ---- instants ---------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=256)  # what was leased in one turn shares its instants
 def to_datetime(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 

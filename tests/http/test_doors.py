@@ -171,3 +171,12 @@ def test_pages_bring_all_they_need_and_may_load_nothing(server: Served, path: st
     page = reply.body.decode()
     assert "<script" not in page
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", page)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/health", "/v1/queue.stats"])
+def test_two_hosts_are_refused_wherever_they_knock(server: Served, path: str) -> None:
+    method = "POST" if path.startswith("/v1") else "GET"
+    request = f"{method} {path} HTTP/1.1\r\nHost: evil.example\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+    answer = server.raw(request.encode())
+    assert b" 400 " in answer.partition(b"\r\n")[0]
+    assert b"twice" in answer

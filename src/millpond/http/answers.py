@@ -34,7 +34,9 @@ QueueOf = Callable[[str], str | None]
 
 def is_zero(duration: str | float | None) -> bool:
     """Whether it is no time at all, in whatever way that is written. Nothing and wrong ones are not."""
-    return duration is not None and str(duration)[:1] != "" and not set("123456789") & set(str(duration))
+    if not isinstance(duration, str):
+        return duration == 0
+    return duration != "" and not any(map("123456789".__contains__, duration))
 
 
 class Answers:

@@ -125,6 +125,7 @@ class App:
             self.meter.count_bytes(call, exchange.status, seconds, exchange.bytes_received, exchange.bytes_sent)
 
     async def _answer(self, exchange: Exchange) -> None:
+        exchange.check_once()
         self.check_host(exchange.headers.get(b"host"))
         path = exchange.path
         call = CALLS.get(path[len(PREFIX) :]) if path.startswith(PREFIX) else None

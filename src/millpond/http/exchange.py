@@ -43,14 +43,15 @@ class Exchange:
 
     def negotiate(self) -> Codec:
         """The request's codec. The reply's is the one of Accept, else the same."""
-        if len(self.headers) != len(self._headers):
-            self._check_once()
         self._accept(JSON)
         self.request_codec = self._content_codec()
         self._accept(self.request_codec)
         return self.request_codec
 
-    def _check_once(self) -> None:
+    def check_once(self) -> None:
+        """Before any of them is believed."""
+        if len(self.headers) == len(self._headers):
+            return
         names = [name for name, _ in self._headers]
         for name in ONCE:
             if names.count(name) > 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from operator import itemgetter
 
 from millpond.errors import InvalidRequest, LeaseLost, MillpondError, VersionConflict
 from millpond.history.format import RUN_BITS, RUN_MAX, Event, continues, numbers_of, run_of, run_span, runs_of
@@ -339,8 +338,8 @@ def seal_completes(queue: QueueState, lane: Lane, now: int, result: bytes | None
 def _pairs(done: list[tuple[Lease, list[int]]]) -> dict[str, list[int]]:
     """Run, grant, run, grant, … of each client, neighbours as one run; what was given twice counts once."""
     if len(done) > 1 or len(done[0][1]) > 1:
-        spans = sorted([run_span(run) for _, runs in done for run in runs], key=itemgetter(0))
-        if any(former[-1] >= latter[0] for former, latter in pairwise(spans)):
+        ordered = sorted([run for _, runs in done for run in runs])  # a run is ordered by its first number
+        if any((one >> RUN_BITS) + (one & _COUNT_MASK) >= other >> RUN_BITS for one, other in pairwise(ordered)):
             done = _distinct(done)
     clients: dict[str, list[int]] = {}
     for lease, runs in done:

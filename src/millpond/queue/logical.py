@@ -162,9 +162,9 @@ class LogicalQueue:
     def _apply_parts(self, lane: Lane, now: int) -> None:
         """What others asked of this lane. Completes gather until something else may look at what they end."""
         parts, lane.waiting = lane.waiting, []
-        releases = [part for part in parts if isinstance(part, ReleasePart)]
+        releases = [part for part in parts if type(part) is ReleasePart]
         if len(releases) > 1:  # the newest goes back to the head first, so that all stand there in their old order
-            others = [part for part in parts if not isinstance(part, ReleasePart)]
+            others = [part for part in parts if type(part) is not ReleasePart]
             parts = [*others, *sorted(releases, key=lambda part: part.place, reverse=True)]
         for part in parts:
             if not isinstance(part, TokenPart):

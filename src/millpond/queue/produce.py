@@ -120,6 +120,8 @@ def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int
 
 def _replies(lane: Lane, records: Sequence[bytes | Record], first: int) -> Sequence[Produced]:
     mint, created = lane.partition.mint, lane.partition.at
+    if len(records) == 1 and type(records[0]) is bytes:
+        return plain_replies(mint, created, first, 1)
     if set(map(type, records)) <= {bytes}:
         return Batch(len(records), partial(plain_replies, mint, created, first, len(records)))
     replies: list[Produced] = []

@@ -32,6 +32,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     value: Any = None
     error: MillpondError | None = None
     done: Callable[[Any], None] = _nobody
+    unanswered: set[Any] | None = None  # where it is kept until it is answered
 
     def arrive(self, now: int, timeout: int = REQUEST_TIMEOUT_MS) -> None:
         self.at = now
@@ -41,12 +42,16 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
         assert not self.answered, f"{type(self).__name__} is answered twice"
         self.answered = True
         self.value = value
+        if self.unanswered is not None:
+            self.unanswered.discard(self)
         self.done(self)
 
     def fail(self, error: MillpondError) -> None:
         assert not self.answered, f"{type(self).__name__} is answered twice"
         self.answered = True
         self.error = error
+        if self.unanswered is not None:
+            self.unanswered.discard(self)
         self.done(self)
 
 

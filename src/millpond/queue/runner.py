@@ -88,14 +88,13 @@ class Runner:
     def ask(self, request: Request) -> asyncio.Future[Any]:
         """Submit; the reply comes as the future's result. Whoever stops waiting for it must `withdraw`."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        request.done = partial(self._deliver, future)
-        self._unanswered.add(request)
-        self.submit(request)
+        self.accept(request, partial(_deliver, future))
         return future
 
     def accept(self, request: Request, done: Callable[[Any], None]) -> None:
         """Submit; `done` is called with the request once it is answered: no future and no task."""
-        request.done = partial(self._pass_on, done)
+        request.done = done
+        request.unanswered = self._unanswered
         self._unanswered.add(request)
         self.submit(request)
 
@@ -253,15 +252,11 @@ class Runner:
         if self.queue.closed and not self._closed.done():
             self._closed.set_result(None)
 
-    def _pass_on(self, done: Callable[[Any], None], request: Request) -> None:
-        self._unanswered.discard(request)
-        done(request)
 
-    def _deliver(self, future: asyncio.Future[Any], request: Request) -> None:
-        self._unanswered.discard(request)
-        if future.done():
-            return
-        if request.error is not None:
-            future.set_exception(request.error)
-        else:
-            future.set_result(request.value)
+def _deliver(future: asyncio.Future[Any], request: Request) -> None:
+    if future.done():
+        return
+    if request.error is not None:
+        future.set_exception(request.error)
+    else:
+        future.set_result(request.value)
