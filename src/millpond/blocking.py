@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -45,10 +46,14 @@ T = TypeVar("T")
 
 
 class Pond(Consumes):
-    """A pond for any number of threads. It is open once it is made; `close` it, or use `with`."""
+    """A pond for any number of threads. It is open once it is made; `close` it, or use `with`.
+
+    In a forked child it is of no use, and says so: the thread of its loop has stayed with the parent.
+    """
 
     def __init__(self, pond: AsyncPond) -> None:
         self._pond = pond
+        self._process = os.getpid()
         self._gate = threading.Lock()  # no call comes in behind `close`
         self._closing: Future[None] | None = None
         self._keeper = Keeper(self)
@@ -71,6 +76,8 @@ class Pond(Consumes):
 
     def close(self) -> None:
         """What loops left is handed back, commits under way are finished, parked leases return empty. Twice is once."""
+        if self._is_forked():
+            return
         self._keeper.close(CLOSE_GRACE_S)
         with self._gate:
             if self._closing is None:
@@ -88,7 +95,13 @@ class Pond(Consumes):
         self._loop.run_forever()
         self._loop.close()
 
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
     def _call(self, call: Coroutine[Any, Any, T]) -> T:
+        if self._is_forked():
+            call.close()
+            raise Closed("the pond was opened before a fork; open it again in the child")
         with self._gate:
             if self._closing is not None:
                 call.close()
@@ -116,6 +129,8 @@ class Pond(Consumes):
             return self._call(poll.wait(partial(self._pond.lease, queue, **options)))
 
         def wake() -> None:
+            if self._is_forked():
+                return
             with suppress(RuntimeError):  # a loop that has ended waits for nothing
                 self._loop.call_soon_threadsafe(poll.end)
 

@@ -23,9 +23,10 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._path = directory / LOCK
         try:
             directory.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
-            self._file = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise InvalidRequest(f"cannot use {directory} as data directory ({error}); choose another") from error
         self._held = False
@@ -60,6 +61,13 @@ class DirectoryLock:
         numbers = os.pread(self._file, 60, 0).split()
         owner, epoch, *_ = [int(number) if number.isdigit() else 0 for number in (*numbers, b"0", b"0")]
         return owner, epoch
+
+    def is_in_place(self) -> bool:
+        """Whether the next to come would find this lock: else the directory was removed, and may be another's now."""
+        try:
+            return self._held and os.path.samestat(os.fstat(self._file), os.stat(self._path))
+        except OSError:
+            return False
 
     def release(self) -> None:
         if self._held:

@@ -17,6 +17,7 @@ from millpond.errors import Closed, InvalidRequest
 from millpond.meters import EngineReading
 from millpond.model import Duration, Health
 from millpond.queue.tokens import lease_incarnation
+from millpond.service.health import without_directory
 from millpond.service.lean import LeanService
 from millpond.service.manager import QueuesManager
 from millpond.service.service import Service, lease_request
@@ -111,7 +112,12 @@ class AsyncPond(Service, AsyncConsumes):
 
     def ready(self, *, draining: bool = False) -> Health:
         """Whether requests should come here."""
-        return self._manager.ready(draining=draining)
+        health = self._manager.ready(draining=draining)
+        return health if self._lock is None or self.has_directory() else without_directory(health)
+
+    def has_directory(self) -> bool:
+        """While it is open: whether its directory is still where it was, and not another one's."""
+        return self._lock is not None and self._lock.is_in_place()
 
     def queue_of(self, lease: str) -> str | None:
         """The queue whose lease token this is, if it is here."""

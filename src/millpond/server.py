@@ -21,16 +21,18 @@ from millpond.config.addresses import check_bind, host_names, only_local
 from millpond.config.certificates import tls_context
 from millpond.config.settings import Address, Config
 from millpond.errors import InvalidRequest, NotFound
-from millpond.http.app import App, Limits, readiness
+from millpond.http.app import App, Limits
 from millpond.http.auth import Guard
 from millpond.http.listener import Listener, make_way
 from millpond.http.metrics import MetricsPage
 from millpond.http.protocol import ConnectionLimits
 from millpond.model import Health
+from millpond.service.health import guest_readiness
 from millpond.service.lean import LeanService
 from millpond.sharing import SharedPond
 
 log = logging.getLogger("millpond.server")
+OWNER_LOOK_S = 1.0  # between a guest's looks at whether the owner answers
 GC_NEW_OBJECTS = 20_000  # some hundred requests; with the usual 700 a busy server collects all the time
 
 
@@ -103,6 +105,8 @@ class Server:
         self._listener: Listener | None = None
         self._page: MetricsPage | None = None
         self._sockets: list[str] = []
+        self._owner_answers = True  # once the pond is open, or it would not be
+        self._looking: asyncio.Task[None] | None = None
         self.addresses: list[Address] = []
 
     async def start(self) -> None:
@@ -114,6 +118,7 @@ class Server:
             raise InvalidRequest("; ".join(problems))
         tls = tls_context(config.tls)
         await self._pond.open()
+        self._looking = asyncio.ensure_future(self._look_at_owner())
         try:
             self._listener = listener = Listener(self._app(), Lean(self._pond), _connection_limits(config))
             for address in config.bind:
@@ -135,6 +140,8 @@ class Server:
             await self._close()
 
     async def _close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
         for path in self._sockets:
             with suppress(FileNotFoundError):
                 os.unlink(path)
@@ -176,7 +183,15 @@ class Server:
         return Health(status="ok", checks={}) if self._pond.engine is None else self._pond.engine.live()
 
     def _ready(self, draining: bool) -> Health:
-        return readiness(draining) if self._pond.engine is None else self._pond.engine.ready(draining=draining)
+        if self._pond.engine is None:
+            return guest_readiness(draining=draining, owner_answers=self._owner_answers)
+        return self._pond.engine.ready(draining=draining)
+
+    async def _look_at_owner(self) -> None:
+        """Until that is this process: then it stays so."""
+        while self._pond.engine is None:
+            self._owner_answers = await self._pond.owner_answers()
+            await asyncio.sleep(OWNER_LOOK_S)
 
     def _metrics(self, accept: str) -> tuple[bytes, str]:
         engine, listener = self._pond.engine, self._listener

@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from millpond.client import AsyncClient
     from millpond.http.listener import Listener
 
+Identity = tuple[int, int]  # device and inode of a file
+
 log = logging.getLogger(__name__)
 OPERATIONS = [name for name in vars(Api) if not name.startswith("_")]
 SETTLE_S = 30.0  # an owner that begins with many queues, or ends with many commits, has done so by then
 ANSWER_S = 3.0  # an owner that is there answers within it, however busy; a socket may outlive its owner in a fork
 LOOK_S = 0.02  # between tries to own the directory or to meet its owner, while neither can be had
+SOCKET_LOOK_S = 3.0  # between an owner's looks at whether its socket is still there
 CLOSE_GRACE_S = 5.0  # for the replies that are under way when an owner closes, and for what loops left
 TRY_AGAIN_S = 1.0  # after a failed attempt to take over
 SOCKET_PATH_MAX = 100  # bytes; the system takes 107
@@ -99,6 +102,7 @@ class SharedPond(AsyncConsumes):
         self._listener: Listener | None = None
         self._watch: Watch | None = None
         self._heir: asyncio.Task[None] | None = None  # waits for the owner to go
+        self._minder: asyncio.Task[None] | None = None  # looks after the owner's socket
         self._folder: int | None = None  # of a directory whose name is too long for a socket's path
 
     def __getattr__(self, name: str) -> Any:
@@ -139,17 +143,18 @@ class SharedPond(AsyncConsumes):
         if self._keeper is not None:
             await self._keeper.close(CLOSE_GRACE_S)
         heir, self._heir = self._heir, None
-        if heir is not None:
-            heir.cancel()
-            await asyncio.wait({heir})
+        await _end(heir)
+        minder, self._minder = self._minder, None
+        await _end(minder)
         if self._watch is not None:
             self._watch.transport.close()
             self._watch = None
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.stop(CLOSE_GRACE_S)
-            with suppress(FileNotFoundError):
-                os.unlink(self._socket)  # before the lock is let go: the next owner's is not ours to remove
+            if self._engine.has_directory():  # and before the lock is let go: another's is not ours to remove
+                with suppress(FileNotFoundError):
+                    os.unlink(self._socket)
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -166,6 +171,13 @@ class SharedPond(AsyncConsumes):
         if self._client is None or self._owner:
             return super().subscribe(queue, prefetch=prefetch, lease_timeout=lease_timeout, client_id=client_id)
         return self._client.subscribe(queue, prefetch=prefetch, lease_timeout=lease_timeout, client_id=client_id)
+
+    async def owner_answers(self) -> bool:
+        """As a guest: whether the owner is well enough to say something."""
+        watch = await self._knock()
+        if watch is not None:
+            watch.transport.close()
+        return watch is not None
 
     def _keeper_of_leases(self) -> AsyncKeeper:
         if self._keeper is None:
@@ -198,16 +210,12 @@ class SharedPond(AsyncConsumes):
                 self._listener = await _listening(self._engine, self._socket)
             except OSError as error:  # not every file system has sockets
                 log.warning("no other process can use %s meanwhile (%s)", self._directory, error)
+            else:
+                self._minder = asyncio.ensure_future(self._mind_socket(self._listener, _identity(self._socket)))
 
     async def _meet_owner(self) -> bool:
-        loop = asyncio.get_running_loop()
-        try:
-            _, watch = await loop.create_unix_connection(lambda: Watch(loop), self._socket)
-        except OSError:
-            return False
-        answered, _ = await asyncio.wait({watch.answered}, timeout=ANSWER_S)
-        if not answered or not watch.answered.result():
-            watch.transport.close()
+        watch = await self._knock()
+        if watch is None:
             return False
         if self._client is None:
             from millpond.client import AsyncClient
@@ -217,6 +225,24 @@ class SharedPond(AsyncConsumes):
         self._watch = watch
         self._heir = asyncio.ensure_future(self._inherit(watch))
         return True
+
+    async def _knock(self) -> Watch | None:
+        """A connection on which the owner has answered."""
+        loop = asyncio.get_running_loop()
+        try:
+            _, watch = await loop.create_unix_connection(lambda: Watch(loop), self._socket)
+        except OSError:
+            return None
+        there = False
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                there = await watch.answered
+        except TimeoutError:
+            pass
+        finally:
+            if not there:
+                watch.transport.close()
+        return watch if there else None
 
     async def _inherit(self, watch: Watch) -> None:
         await watch.gone
@@ -245,10 +271,39 @@ class SharedPond(AsyncConsumes):
             self._folder = os.open(self._directory, os.O_PATH | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._folder}/{SOCKET}"
 
+    async def _mind_socket(self, listener: Listener, ours: Identity | None) -> None:
+        """Without it nobody new could come. In a directory that is not ours any more we bind none."""
+        while True:
+            await asyncio.sleep(SOCKET_LOOK_S)
+            found = _identity(self._socket)
+            if (found is not None and found == ours) or not self._engine.has_directory():
+                continue
+            try:
+                await listener.listen_unix(self._socket)
+            except OSError as error:
+                log.warning("the socket in %s has gone, and a new one failed (%s)", self._directory, error)
+            else:
+                ours = _identity(self._socket)
+                log.warning("the socket in %s had gone; there is a new one", self._directory)
+
     def _close_folder(self) -> None:
         if self._folder is not None:
             os.close(self._folder)
             self._folder = None
+
+
+def _identity(path: str) -> Identity | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def _listening(engine: AsyncPond, socket: str) -> Listener:

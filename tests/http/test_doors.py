@@ -157,7 +157,7 @@ def test_without_metrics_there_is_no_page_of_them(server: Served) -> None:
 
 
 def test_an_engine_that_is_not_ready_says_why() -> None:
-    away = Health(status="not ready", checks={"disk": Check(status="failed", detail="the disk is away")})
+    away = Health(status="not_ready", checks={"disk": Check(status="failed", detail="the disk is away")})
     with serve(ready=lambda draining: away) as served:
         reply = served.ask("GET", "/ready")
     assert reply.status == 503

@@ -79,7 +79,7 @@ def test_a_drain_ends_waiting_leases_and_still_takes_completes(own: Served, pool
     refused = own.call("queue.lease", queue="q", wait="10m")  # an empty reply would have every consumer ask again
     assert (refused.status, refused.error["code"], "retry-after" in refused.headers) == (503, "closed", True)
     not_ready = own.ask("GET", "/ready")
-    assert (not_ready.status, not_ready.value["status"]) == (503, "not ready")
+    assert (not_ready.status, not_ready.value["status"]) == (503, "not_ready")
     assert "retry-after" in not_ready.headers
     assert own.ask("GET", "/health").status == 200
     assert own.must("queue.complete", leases=[item["lease"]])["results"][0]["ok"] is True

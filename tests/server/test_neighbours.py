@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,6 +103,39 @@ def test_a_guest_guards_its_own_door(tmp_path: Path) -> None:
         assert server.call("queue.lease", queue="other/q").status == 403
         assert server.call("queue.complete", leases=[item["lease"]]).status == 403
         assert server.must("queue.complete", queue="team/q", leases=[item["lease"]])["results"][0]["ok"]
+
+
+def test_a_guest_is_ready_while_its_owner_answers(tmp_path: Path) -> None:
+    with script(tmp_path) as process, serve(tmp_path) as server:
+        assert server.ask("GET", "/ready").value["checks"]["owner"] == {"status": "ok"}
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: server.ask("GET", "/ready").status == 503, "/ready to turn red")
+        assert server.ask("GET", "/ready").value["checks"]["owner"]["status"] == "failed"
+        assert server.ask("GET", "/health").status == 200  # a restart of the guest would not help
+        process.send_signal(signal.SIGCONT)
+        until(lambda: server.ask("GET", "/ready").status == 200, "/ready to turn green")
+        end(process, "kill")
+        until(lambda: "disk" in server.ask("GET", "/ready").value["checks"], "the engine to be here")
+
+
+def test_a_server_whose_directory_was_removed_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with serve(path) as first:
+        shutil.rmtree(path)
+        ready = first.ask("GET", "/ready")
+        assert (ready.status, ready.value["checks"]["directory"]) == (
+            503,
+            {"status": "failed", "detail": "the data directory was removed or replaced; stop this server"},
+        )
+        with serve(path) as second:
+            assert owner_of(path) == second.process.pid
+            assert first.ask("GET", "/ready").status == 503
+            assert second.ask("GET", "/ready").status == 200
+            first.process.terminate()
+            assert first.process.ended() == 0
+            with millpond.open(path) as pond:
+                pond.create_queue("q")
+            assert [queue["name"] for queue in second.must("queues.list")["queues"]] == ["q"]
 
 
 def test_two_servers_share_a_directory_and_the_second_inherits(tmp_path: Path) -> None:

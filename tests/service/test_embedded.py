@@ -74,6 +74,7 @@ def test_no_form_has_an_operation_that_the_others_lack() -> None:
         *loops,
         "open",
         "close",
+        "has_directory",
         "leased_count",
         "queue_of",
         "reading",

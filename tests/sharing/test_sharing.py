@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -208,6 +210,92 @@ def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
         pond.create_queue("q")
         assert guest.ask("len(pond.list_queues().queues)") == "1"
         guest.end()
+
+
+@pytest.mark.parametrize("instead", ["nothing", "a file"])
+def test_a_socket_that_was_removed_comes_back(instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpond.sharing.SOCKET_LOOK_S", 0.01)
+    monkeypatch.setattr("millpond.sharing.SETTLE_S", 5.0)
+    with millpond.open(tmp_path) as owner:
+        owner.create_queue("q")
+        (tmp_path / SOCKET).unlink()
+        if instead == "a file":
+            (tmp_path / SOCKET).touch()
+        with millpond.open(tmp_path) as guest:
+            assert [queue.name for queue in guest.list_queues().queues] == ["q"]
+        assert lock_of(tmp_path) == [os.getpid(), 1]
+    assert not (tmp_path / SOCKET).exists()
+
+
+def test_who_lost_its_directory_leaves_the_next_owners_socket_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millpond.sharing.SETTLE_S", 5.0)
+    path = tmp_path / "data"
+
+    async def scenario() -> None:
+        first, second = SharedPond(path), SharedPond(path)
+        await first.open()
+        shutil.rmtree(path)
+        async with second:
+            assert second.engine is not None
+            await first.close()
+            assert (path / SOCKET).is_socket()
+            async with SharedPond(path) as guest:
+                assert guest.engine is None
+
+    asyncio.run(scenario())
+
+
+def test_who_lost_its_directory_binds_no_socket_in_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Event()
+    has_directory = AsyncPond.has_directory
+
+    def looking(engine: AsyncPond) -> bool:
+        found = has_directory(engine)
+        if not found:
+            looked.set()
+        return found
+
+    monkeypatch.setattr("millpond.sharing.SOCKET_LOOK_S", 0.001)
+    monkeypatch.setattr(AsyncPond, "has_directory", looking)
+    path = tmp_path / "data"
+    with millpond.open(path):
+        shutil.rmtree(path)
+        path.mkdir()
+        for _ in range(2):  # at the second what followed the first is over
+            looked.clear()
+            assert looked.wait(20)
+        assert os.listdir(path) == []
+
+
+def test_a_pond_from_before_a_fork_says_so_in_the_child(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys, millpond
+with millpond.open(sys.argv[1]) as pond:
+    pond.create_queue("q")
+    pond.produce("q", ["a", "b"])
+    item = pond.lease("q")[0]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        for call in (lambda: pond.produce("q", ["c"]), item.complete, lambda: next(iter(pond.consume("q")))):
+            try:
+                call()
+            except millpond.errors.Closed as error:
+                print(error.message, flush=True)
+        pond.close()
+        with millpond.open(sys.argv[1]) as own:
+            own.produce("q", ["d"])
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], pond.stats("q").counts["ready"], item.complete())
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    *told, last = done.stdout.splitlines()
+    assert told == ["the pond was opened before a fork; open it again in the child"] * 3
+    assert last == "0 2 None"
 
 
 def test_a_forked_child_does_not_hold_its_parents_directory(tmp_path: Path) -> None:

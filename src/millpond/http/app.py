@@ -177,7 +177,7 @@ def readiness(draining: bool) -> Health:
     """Of the server alone."""
     if not draining:
         return Health(status="ready", checks={})
-    return Health(status="not ready", checks={"draining": Check(status="failed", detail="the server is shutting down")})
+    return Health(status="not_ready", checks={"draining": Check(status="failed", detail="the server is shutting down")})
 
 
 def decoded(call: Call, codec: Codec, body: bytes) -> Any:

@@ -39,12 +39,32 @@ def readiness(*, is_open: bool, draining: bool, registry: Check, runners: Iterab
         "not_ready",
         {
             "open": OK if is_open else _failed("the engine is not open, or is being closed"),
-            "draining": _failed("the server is shutting down") if draining else OK,
+            "draining": _draining(draining),
             "registry": registry,
             "partitions": _partitions(statuses),
             "disk": _disk(statuses),
         },
     )
+
+
+def guest_readiness(*, draining: bool, owner_answers: bool) -> Health:
+    """Of a server without an engine: another process owns its data directory."""
+    return _health(
+        "ready",
+        "not_ready",
+        {
+            "draining": _draining(draining),
+            "owner": OK
+            if owner_answers
+            else _failed("the process that owns the data directory does not answer; look at that one"),
+        },
+    )
+
+
+def without_directory(health: Health) -> Health:
+    """What is written goes to files that nobody finds again."""
+    lost = _failed("the data directory was removed or replaced; stop this server")
+    return _health("ready", "not_ready", {**health.checks, "directory": lost})
 
 
 def registry_check(*, failed: bool, full: bool, stalled: bool) -> Check:
@@ -56,6 +76,10 @@ def registry_check(*, failed: bool, full: bool, stalled: bool) -> Check:
     if full:
         return Check(status="warning", detail="the disk is full, so no queue can be created, changed or woken")
     return _failed("the registry of queues cannot be read or written; see the log and check the disk")
+
+
+def _draining(draining: bool) -> Check:
+    return _failed("the server is shutting down") if draining else OK
 
 
 def _partitions(statuses: Counter[str]) -> Check:
