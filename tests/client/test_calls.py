@@ -20,6 +20,7 @@ from millpond.errors import (
     QueueInUse,
     VersionConflict,
 )
+from millpond.model import State
 from tests.client.served import Served, serve
 
 Make = Callable[..., Any]
@@ -164,3 +165,23 @@ def test_over_a_unix_socket(make: Make, tmp_path: Path) -> None:
 def test_a_client_shows_no_secrets(server: Served) -> None:
     with Client(server.url, token="sesame") as client:
         assert "sesame" not in repr(client) + repr(vars(client))
+
+
+def test_stats_count_by_state_as_the_engine_does(make: Make, server: Served, queue: str) -> None:
+    with make(server.url) as client:
+        stats = client.stats(queue)
+    for counts in (stats.counts, stats.partitions[0].counts):
+        assert {type(state) for state in counts} == {State}
+
+
+@pytest.mark.parametrize("document", [{1, 2}, {"a": [frozenset()]}])
+def test_what_the_engine_refuses_as_a_document_is_refused_in_its_words(
+    make: Make, server: Served, queue: str, document: Any
+) -> None:
+    server.on_loop(server.pond.produce(queue, [b"x"]))
+    [item] = server.on_loop(server.pond.lease(queue))
+    with pytest.raises(InvalidRequest) as engines:
+        server.on_loop(server.pond.write_state(item, document, version=0))
+    with make(server.url) as client, pytest.raises(InvalidRequest) as clients:
+        client.write_state(item.lease, document, version=0)
+    assert clients.value.message == engines.value.message

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from millpond import Client
-from tests.client.scripted import Step, reply, reset, scripted
+from millpond.errors import InternalError, NotFound
+from tests.client.scripted import Step, refusal, reply, reset, scripted
 
 
 def leased(number: int = 1) -> Step:
@@ -59,3 +62,37 @@ def test_a_loop_that_has_worked_outlives_an_outage() -> None:
         consumer = client.consume("q", lease_timeout="1m", wait=0)
         assert [next(consumer).id, next(consumer).id] == ["i1", "i2"]
         consumer.close()
+
+
+# ---- calls that fail when the holder leaves ---------------------------------------------------------------
+
+
+def test_nobody_keeps_an_item_whose_with_could_not_hand_it_back() -> None:
+    with scripted(leased(), refusal("internal", 500), results(ok=True)) as server, Client(server.url) as client:
+        [item] = client.lease("q")
+        with pytest.raises(InternalError), item:
+            raise ValueError("no")
+        for _ in range(3):  # the lease, and two tries to hand it back
+            assert server.came.acquire(timeout=10)
+        assert len(client._keeper_of_leases()._watch) == 0
+        assert server.requests[2] == server.requests[1]
+
+
+def test_nobody_keeps_an_item_that_a_loop_could_not_complete() -> None:
+    with scripted(leased(), refusal("not_found", 404)) as server, Client(server.url) as client:
+        items = client.consume("q", lease_timeout="1m")
+        next(items)
+        with pytest.raises(NotFound):
+            next(items)
+        assert len(client._keeper_of_leases()._watch) == 0
+
+
+def test_what_failed_and_could_not_be_handed_back_is_not_completed() -> None:
+    away = refusal("unavailable", 503, "Retry-After: 600")
+
+    def fail(_: Any) -> None:
+        raise ValueError("no")
+
+    with scripted(leased(), away, reply({"items": []})) as server, Client(server.url) as client:
+        client.consume("q", fail, lease_timeout="1m", idle_timeout=0)
+        assert [call for call, _ in server.requests] == ["/v1/queue.lease", "/v1/queue.retry", "/v1/queue.lease"]

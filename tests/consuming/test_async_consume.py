@@ -10,6 +10,7 @@ import pytest
 
 from millpond import AsyncPond
 from millpond.consuming.held import LEFT, AsyncHeldItem
+from millpond.consuming.polls import Poll
 from millpond.errors import Closed
 from tests.consuming.conftest import AsyncOpen, Open
 from tests.service.looks import until_parked_async
@@ -169,3 +170,21 @@ def test_the_lease_is_extended_while_the_body_runs(opened_async: AsyncOpen, queu
         return True
 
     assert run(opened_async, act) is False
+
+
+def test_what_was_leased_when_the_caller_was_cancelled_goes_back() -> None:
+    back: list[Any] = []
+
+    async def main() -> None:
+        caller = asyncio.current_task()
+        assert caller is not None
+
+        async def lease() -> list[Any]:
+            asyncio.get_running_loop().call_soon(caller.cancel)
+            return ["item"]
+
+        await Poll(back.extend).wait(lease)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert back == ["item"]

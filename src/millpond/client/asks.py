@@ -14,6 +14,7 @@ from millpond.client.http1 import Reply
 from millpond.durations import seconds
 from millpond.errors import InvalidRequest, NotFound, OutcomeUnknown, QueueExists, VersionConflict
 from millpond.model import (
+    STATE_DOC_DEPTH_MAX,
     WAIT_MAX_MS,
     Duration,
     Item,
@@ -35,6 +36,7 @@ from millpond.wire import MSGPACK, payloads, replies, requests
 from millpond.wire.replies import LeaseItem
 
 T = TypeVar("T")
+_STATES: dict[str, str] = {state.value: state for state in model.State}
 
 
 class Ask(Struct, Generic[T]):
@@ -131,7 +133,20 @@ def resume(queue: str) -> Ask[QueueInfo]:
 
 
 def stats(queue: str) -> Ask[QueueStats]:
-    return Ask("queue.stats", requests.OneQueue(queue), QueueStats, _itself)
+    return Ask("queue.stats", requests.OneQueue(queue), QueueStats, _stats)
+
+
+def _stats(reply: QueueStats) -> QueueStats:
+    """Counted by states, as the engine does."""
+    reply.counts = _by_state(reply.counts)
+    for partition in reply.partitions:
+        partition.counts = _by_state(partition.counts)
+    return reply
+
+
+def _by_state(counts: dict[str, int]) -> dict[str, int]:
+    """A newer server may know more of them."""
+    return {_STATES.get(state, state): count for state, count in counts.items()}
 
 
 def clear(queue: str, states: Sequence[str]) -> Ask[dict[str, int]]:
@@ -224,6 +239,7 @@ def _token(lease: Any, where: str) -> str:
 
 
 def complete(leases: list[str], queue: str | None, result: Any) -> Ask[Sequence[Result]]:
+    _check_document(result, "result")
     return Ask("queue.complete", requests.Complete(leases, queue, result), replies.Results, _results)
 
 
@@ -250,8 +266,24 @@ def _results(reply: replies.Results) -> Sequence[Result]:
 
 
 def write_state(lease: LeaseLike, state_doc: Any, version: int, queue: str | None) -> Ask[StateWritten]:
+    _check_document(state_doc, "state_doc")
     request = requests.WriteState(_token(lease, "lease"), version, state_doc, queue)
     return Ask("queue.state", request, StateWritten, _itself, doubt=VersionConflict.code)
+
+
+def _check_document(value: Any, name: str) -> None:
+    """What would go as something else, such as a set as a list. All else that is wrong is for the server to say."""
+    level = [value]
+    for _ in range(STATE_DOC_DEPTH_MAX):
+        inside: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inside += one.values()
+            elif isinstance(one, list | tuple):
+                inside += one
+            elif not (one is None or isinstance(one, str | int | float | bytes)):
+                raise InvalidRequest(f"{name} holds a {_type(one)}; use JSON values or bytes")
+        level = inside
 
 
 # ---- items ------------------------------------------------------------------------------------------------

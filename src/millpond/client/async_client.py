@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import ssl
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -18,7 +18,7 @@ from millpond.client.address import DEFAULT_URL, PathLike
 from millpond.client.asks import Ask
 from millpond.client.async_gather import AsyncGather
 from millpond.client.async_operations import AsyncOperations
-from millpond.client.async_pool import AsyncPool
+from millpond.client.async_pool import AsyncPool, Left
 from millpond.client.async_subscribe import AsyncStream
 from millpond.client.base import (
     CLOSE_GRACE_S,
@@ -32,6 +32,7 @@ from millpond.client.base import (
     options,
     settings,
 )
+from millpond.client.http1 import Reply
 from millpond.client.merging import Part
 from millpond.client.retrying import Tries, closed
 from millpond.consuming.async_calls import AsyncConsumes
@@ -41,7 +42,7 @@ from millpond.consuming.held import AsyncHeldItem, Hand, Holding
 from millpond.consuming.pauses import Pauses
 from millpond.consuming.subscribe import PREFETCH
 from millpond.errors import MillpondError
-from millpond.model import Duration
+from millpond.model import Duration, LeaseLike, Retry
 from millpond.wire.replies import LeaseItem
 
 T = TypeVar("T")
@@ -147,7 +148,7 @@ class AsyncClient(AsyncOperations, AsyncConsumes):
     async def _call(self, ask: Ask[T]) -> T:
         return await self._call_until(ask, asyncio.get_running_loop().time() + ask.wait + self._options.timeout)
 
-    async def _call_until(self, ask: Ask[T], deadline: float) -> T:
+    async def _call_until(self, ask: Ask[T], deadline: float, left: Left | None = None) -> T:
         core = self._core.on_loop()
         clock = core.pool.loop.time
         now = clock()
@@ -155,7 +156,7 @@ class AsyncClient(AsyncOperations, AsyncConsumes):
         while True:
             request = self._request(ask.name, tries.request(now))
             try:
-                return tries.answer(await core.pool.exchange(request, deadline))
+                return tries.answer(await core.pool.exchange(request, deadline, left, waits=ask.wait > 0))
             except MillpondError as error:
                 if core.closing:
                     raise closed() from error
@@ -176,8 +177,13 @@ class AsyncClient(AsyncOperations, AsyncConsumes):
         self, queue: str, batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str
     ) -> Sequence[AsyncHeldItem]:
         ask = asks.lease(queue, batch, wait, lease_timeout, client_id or self._options.client_id)
-        items = await self._call(ask)
-        holding = Holding(self, queue, lease_timeout, self._keeper_of_leases())
+        core = self._core.on_loop()
+
+        def left(late: Coroutine[Any, Any, Reply | None]) -> None:
+            core.keeper.give_back_late(queue, _leased_late(ask, late))
+
+        items = await self._call_until(ask, core.pool.loop.time() + ask.wait + self._options.timeout, left)
+        holding = Holding(self, queue, lease_timeout, core.keeper)
         return [_held(item, holding) for item in items]
 
     def _keeper_of_leases(self) -> AsyncKeeper:
@@ -199,6 +205,12 @@ class AsyncClient(AsyncOperations, AsyncConsumes):
 
         request = self._subscription(queue, prefetch, lease_timeout, client_id)
         return AsyncStream(core.pool, request, self._options.timeout, Pauses(self._rng), hold)
+
+
+async def _leased_late(ask: Ask[list[LeaseItem]], late: Coroutine[Any, Any, Reply | None]) -> list[Retry | LeaseLike]:
+    reply = await late
+    items = ask.answer(reply) if reply is not None and reply.status == 200 else []
+    return [Retry(lease=item.lease, intent="defer") for item in items]
 
 
 def _held(item: LeaseItem, holding: Holding) -> AsyncHeldItem:

@@ -26,17 +26,26 @@ class AsyncConnection(asyncio.Protocol):
 
     # ---- for the pool -------------------------------------------------------------------------------------
 
-    async def exchange(self, request: bytes, loop: asyncio.AbstractEventLoop) -> Reply:
+    def send(self, request: bytes, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Reply]:
         if self._transport is None or self._transport.is_closing():
             raise Unavailable(f"{self._url} closed the connection before the request was sent; try again")
         reply: asyncio.Future[Reply] = loop.create_future()
         self._reply = reply
         self._transport.write(request)
-        return await reply
+        return reply
 
     def is_stale(self, now: float) -> bool:
         gone = self._transport is None or self._transport.is_closing() or self._error is not None
         return gone or now - self.idle_since > IDLE_MAX_S
+
+    def hang_up(self) -> None:
+        """The server ends a wait when it sees that; what it had sent by then still comes. TLS has no half of a line."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.abort()
 
     def abort(self) -> None:
         """Whoever waits for a reply is told."""

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from millpond.client.async_connection import AsyncConnection
 from millpond.client.base import Settings
 from millpond.client.http1 import Reply
 from millpond.client.retrying import closed
-from millpond.errors import BadReply, OutcomeUnknown, Unavailable
+from millpond.errors import BadReply, MillpondError, OutcomeUnknown, Unavailable
+
+LATE_S = 5.0  # for a reply that nobody waits for any more: a lease is granted at once, or the wait was hung up
+
+Left = Callable[[Coroutine[Any, Any, Reply | None]], None]  # takes the reply to a call that was cancelled
 
 
 class AsyncPool:
@@ -28,19 +34,26 @@ class AsyncPool:
     def loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
 
-    async def exchange(self, request: bytes, deadline: float) -> Reply:
-        sent = False
-        connection = None
+    async def exchange(
+        self, request: bytes, deadline: float, left: Left | None = None, *, waits: bool = False
+    ) -> Reply:
+        """`left`: for a request whose reply matters even if the caller is cancelled; one that `waits` is hung up."""
+        connection = pending = None
         reusable = False
         try:
             async with asyncio.timeout_at(deadline):
                 connection = await self.take()
-                sent = True
-                reply = await connection.exchange(request, self._loop)
+                pending = connection.send(request, self._loop)
+                reply = await (pending if left is None else asyncio.shield(pending))
                 reusable = reply.reusable
+        except asyncio.CancelledError:
+            if left is not None and connection is not None and pending is not None:
+                left(self._late(connection, pending, waits))
+                connection = None
+            raise
         except TimeoutError:
             url = self._settings.address.url
-            if not sent:
+            if pending is None:
                 raise Unavailable(
                     f"no connection to {url} in time; is the server up, or connections= too low?"
                 ) from None
@@ -49,6 +62,17 @@ class AsyncPool:
             if connection is not None:
                 self.put(connection, reusable)
         return reply
+
+    async def _late(self, connection: AsyncConnection, pending: asyncio.Future[Reply], waits: bool) -> Reply | None:
+        try:
+            if waits and not pending.done():
+                connection.hang_up()
+            async with asyncio.timeout(LATE_S):
+                return await pending
+        except (TimeoutError, MillpondError):  # what was leased comes back when the lease runs out
+            return None
+        finally:
+            self.put(connection, reusable=False)
 
     async def take(self) -> AsyncConnection:
         while not self.closed:

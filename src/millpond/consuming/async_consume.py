@@ -17,7 +17,7 @@ from millpond.consuming.keeper import log
 from millpond.consuming.pauses import Pauses
 from millpond.consuming.polls import Poll
 from millpond.errors import LeaseLost, MillpondError, Unavailable
-from millpond.model import LeasedItem, Retry
+from millpond.model import LeasedItem, LeaseLike, Retry
 
 Lease = Callable[[int, float], Coroutine[Any, Any, Sequence[LeasedItem]]]
 Every = Callable[[], Awaitable[float | None]]
@@ -33,7 +33,7 @@ class AsyncSource:
         self._every: float | None = None
         self._keeper = keeper
         self._pauses = Pauses(Random())
-        self._poll = Poll()
+        self._poll = Poll(self._unwanted)
         self._begun = False
         self._worked = False
         self.stopped = False
@@ -41,6 +41,11 @@ class AsyncSource:
     def stop(self) -> None:
         self.stopped = True
         self._poll.end()
+
+    def _unwanted(self, leased: Sequence[LeasedItem]) -> None:
+        back: list[Retry | LeaseLike] = [Retry(lease=item, intent="defer") for item in leased]
+        if back:
+            self._keeper.give_back(self._holding.queue, back)
 
     async def more(self, batch: int, wait: float) -> Sequence[AsyncHeldItem]:
         """Once it has worked it outlives the queue's absence, but not the end of the client or pond itself."""
@@ -141,14 +146,16 @@ class AsyncConsumer:
     # ---- the item in hand ---------------------------------------------------------------------------------
 
     async def _complete_current(self) -> None:
-        item, self._current = self._current, None
-        if item is None or item.finished:
-            return
-        try:
-            await item.complete()
-        except (LeaseLost, Unavailable) as error:  # it comes back, and is done again
-            self._keeper.drop(item)
-            log.warning("item %s of %s was done, but not completed: %s", item.id, item.queue, error)
+        """It stays the loop's until that is over: whatever else ends the call leaves it to be handed back."""
+        item = self._current
+        if item is not None and not item.finished:
+            try:
+                await item.complete()
+            except (LeaseLost, Unavailable) as error:  # it comes back, and is done again
+                log.warning("item %s of %s was done, but not completed: %s", item.id, item.queue, error)
+            finally:
+                self._keeper.drop(item)
+        self._current = None
 
     async def _fail(self, item: AsyncHeldItem, error: Exception) -> None:
         if item.finished:
@@ -156,5 +163,7 @@ class AsyncConsumer:
         try:
             await item.retry(error, delay=item.retry_delay)
         except (LeaseLost, Unavailable) as failure:  # it comes back when its lease runs out
-            self._keeper.drop(item)
             log.warning("item %s of %s was not handed back: %s", item.id, item.queue, failure)
+        finally:
+            self._keeper.drop(item)
+        self._current = None  # lest asking for the next one completes it

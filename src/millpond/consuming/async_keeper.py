@@ -9,8 +9,8 @@ from typing import Any
 
 from millpond.consuming.held import Held, Keeps
 from millpond.consuming.keeper import log
-from millpond.consuming.watch import Watch, period
-from millpond.errors import MillpondError
+from millpond.consuming.watch import Watch, half_of
+from millpond.errors import Forbidden, MillpondError
 from millpond.model import LeaseLike, Retry
 
 
@@ -26,7 +26,7 @@ class AsyncKeeper:
         self.closed = False
 
     def keep(self, item: Held, every: float | None = None) -> None:
-        due = self._watch.add(item, period(item) if every is None else every, self._loop.time())
+        due = self._watch.add(item, every, self._loop.time())
         if self._task is None and not self.closed:
             self._task = self._loop.create_task(self._run())
         elif due < self._wakes_at:
@@ -44,6 +44,10 @@ class AsyncKeeper:
             self._loop.call_soon_threadsafe(self._begin, queue, items)
         except RuntimeError:
             pass
+
+    def give_back_late(self, queue: str, items: Coroutine[Any, Any, list[Retry | LeaseLike]]) -> None:
+        """What a call brings whose caller has left."""
+        self._spawn(self._give_back_late(queue, items))
 
     def _begin(self, queue: str, items: list[Retry | LeaseLike]) -> None:
         self._spawn(self._give_back(queue, items))
@@ -77,7 +81,18 @@ class AsyncKeeper:
                 async with asyncio.timeout_at(None if due == math.inf else due):
                     await self._wake.wait()
             except TimeoutError:
+                await self._measure()
                 await self._extend()
+
+    async def _measure(self) -> None:
+        for queue, lot in self._watch.unmeasured(self._loop.time()):
+            try:
+                self._watch.measured(lot, half_of((await self._holder.queue_info(queue)).lease_timeout))
+            except Forbidden:
+                self._watch.measured(lot, None)
+            except MillpondError as error:
+                log.warning("how long the leases of %s are is not known: %s", queue, error)
+                self._watch.failed(lot, error, self._loop.time())
 
     async def _extend(self) -> None:
         for queue, lease_timeout, lot in self._watch.due(self._loop.time()):
@@ -86,7 +101,7 @@ class AsyncKeeper:
                 results = await self._holder.extend(items, queue=queue, lease_timeout=lease_timeout)
             except MillpondError as error:
                 log.warning("%d leases of %s were not extended: %s", len(lot), queue, error)
-                self._watch.failed(lot, self._loop.time())
+                self._watch.failed(lot, error, self._loop.time())
             else:
                 self._watch.extended(lot, results, self._loop.time())
 
@@ -95,3 +110,12 @@ class AsyncKeeper:
             await self._holder.retry(items, queue=queue)
         except MillpondError as error:  # they come back when their leases run out
             log.warning("%d items of %s were not given back: %s", len(items), queue, error)
+
+    async def _give_back_late(self, queue: str, items: Coroutine[Any, Any, list[Retry | LeaseLike]]) -> None:
+        try:
+            back = await items
+        except MillpondError as error:
+            log.warning("what was leased from %s cannot be given back: %s", queue, error)
+            return
+        if back:
+            await self._give_back(queue, back)

@@ -159,14 +159,16 @@ class Consumer:
     # ---- the item in hand ---------------------------------------------------------------------------------
 
     def _complete_current(self) -> None:
-        item, self._current = self._current, None
-        if item is None or item.finished:
-            return
-        try:
-            item.complete()
-        except (LeaseLost, Unavailable) as error:  # it comes back, and is done again
-            self._keeper.drop(item)
-            log.warning("item %s of %s was done, but not completed: %s", item.id, item.queue, error)
+        """It stays the loop's until that is over: whatever else ends the call leaves it to be handed back."""
+        item = self._current
+        if item is not None and not item.finished:
+            try:
+                item.complete()
+            except (LeaseLost, Unavailable) as error:  # it comes back, and is done again
+                log.warning("item %s of %s was done, but not completed: %s", item.id, item.queue, error)
+            finally:
+                self._keeper.drop(item)
+        self._current = None
 
     def _fail(self, item: HeldItem, error: Exception) -> None:
         if item.finished:
@@ -174,5 +176,7 @@ class Consumer:
         try:
             item.retry(error, delay=item.retry_delay)
         except (LeaseLost, Unavailable) as failure:  # it comes back when its lease runs out
-            self._keeper.drop(item)
             log.warning("item %s of %s was not handed back: %s", item.id, item.queue, failure)
+        finally:
+            self._keeper.drop(item)
+        self._current = None  # lest asking for the next one completes it

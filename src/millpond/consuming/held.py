@@ -33,6 +33,10 @@ class Keeps(Protocol):
 
     def drop(self, item: Held) -> None: ...
 
+    def give_back(self, queue: str, items: list[Retry | LeaseLike]) -> None:
+        """In the background, as far as that can be done."""
+        ...
+
 
 class Holding(Struct, frozen=True, gc=False):
     """What the items of one lease share. `holder` is the client or pond that their calls go through.
@@ -113,6 +117,10 @@ class Held(LeasedItem, gc=False, eq=False):
         hand.cancelled = hand.cancelled or result.cancelled
         hand.lost = hand.lost or (result.error is not None and result.error.code == LeaseLost.code)
 
+    def lose(self) -> None:
+        """Its queue is gone, and the lease with it."""
+        self.hand.lost = True
+
     def _keep(self) -> None:
         if not self.holding.kept:
             self.holding.keeper.keep(self)
@@ -122,6 +130,13 @@ class Held(LeasedItem, gc=False, eq=False):
         self.holding.keeper.drop(self)
         self.learn(results[0])
         _check(results[0])
+
+    def _left(self, outcome: Retry | None) -> None:
+        """Its end could not be told: nobody keeps the lease from here on, and the keeper tries to hand it back."""
+        self.hand.finished = True
+        keeper = self.holding.keeper
+        keeper.drop(self)
+        keeper.give_back(self.queue, [Retry(lease=self, intent="defer") if outcome is None else outcome])
 
     def _extended(self, results: Sequence[Result]) -> None:
         self.learn(results[0])
@@ -184,13 +199,17 @@ class HeldItem(Held, gc=False, eq=False):
         if self.finished:
             return
         outcome = self._outcome(error)
-        if outcome is None:
-            self.complete()
-            return
         try:
-            self._ended(self.holding.holder.retry([outcome], queue=self.queue))
+            if outcome is None:
+                self.complete()
+            else:
+                self._ended(self.holding.holder.retry([outcome], queue=self.queue))
         except LeaseLost:  # it comes back by itself
-            pass
+            if outcome is None:
+                raise
+        except BaseException:  # a cancelled call and an interrupt too
+            self._left(outcome)
+            raise
 
 
 class AsyncHeldItem(Held, gc=False, eq=False):
@@ -230,13 +249,17 @@ class AsyncHeldItem(Held, gc=False, eq=False):
         if self.finished:
             return
         outcome = self._outcome(error)
-        if outcome is None:
-            await self.complete()
-            return
         try:
-            self._ended(await self.holding.holder.retry([outcome], queue=self.queue))
+            if outcome is None:
+                await self.complete()
+            else:
+                self._ended(await self.holding.holder.retry([outcome], queue=self.queue))
         except LeaseLost:  # it comes back by itself
-            pass
+            if outcome is None:
+                raise
+        except BaseException:  # a cancelled call and an interrupt too
+            self._left(outcome)
+            raise
 
 
 H = TypeVar("H", bound=Held)

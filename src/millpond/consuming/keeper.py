@@ -12,8 +12,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from millpond.consuming.held import Held, Keeps
-from millpond.consuming.watch import Watch, period
-from millpond.errors import MillpondError
+from millpond.consuming.watch import Watch, half_of
+from millpond.errors import Forbidden, MillpondError
 from millpond.model import LeaseLike, Retry
 
 Chore = Callable[[], None]
@@ -34,7 +34,7 @@ class Keeper:
         self.closed = False
 
     def keep(self, item: Held, every: float | None = None) -> None:
-        due = self._watch.add(item, period(item) if every is None else every, time.monotonic())
+        due = self._watch.add(item, every, time.monotonic())
         if self._thread is None:
             self._start()
         elif due < self._wakes_at:
@@ -80,7 +80,18 @@ class Keeper:
             if chore is None:
                 return
             chore()
+            self._measure()
             self._extend()
+
+    def _measure(self) -> None:
+        for queue, lot in self._watch.unmeasured(time.monotonic()):
+            try:
+                self._watch.measured(lot, half_of(self._holder.queue_info(queue).lease_timeout))
+            except Forbidden:
+                self._watch.measured(lot, None)
+            except MillpondError as error:
+                log.warning("how long the leases of %s are is not known: %s", queue, error)
+                self._watch.failed(lot, error, time.monotonic())
 
     def _extend(self) -> None:
         for queue, lease_timeout, lot in self._watch.due(time.monotonic()):
@@ -89,7 +100,7 @@ class Keeper:
                 results = self._holder.extend(items, queue=queue, lease_timeout=lease_timeout)
             except MillpondError as error:
                 log.warning("%d leases of %s were not extended: %s", len(lot), queue, error)
-                self._watch.failed(lot, time.monotonic())
+                self._watch.failed(lot, error, time.monotonic())
             else:
                 self._watch.extended(lot, results, time.monotonic())
 

@@ -8,9 +8,14 @@ from typing import Any
 
 from millpond.model import LeasedItem
 
+Back = Callable[[Sequence[LeasedItem]], None]
+
 
 class Poll:
-    def __init__(self) -> None:
+    """`back` is given what was leased for a caller that was cancelled in that moment."""
+
+    def __init__(self, back: Back | None = None) -> None:
+        self._back = back
         self._lease: asyncio.Task[Sequence[LeasedItem]] | None = None
         self._ended = False
 
@@ -24,6 +29,8 @@ class Poll:
         except asyncio.CancelledError:
             if self._was_ended():
                 return ()
+            if self._back is not None and task.done() and not task.cancelled() and task.exception() is None:
+                self._back(task.result())
             raise
         finally:
             self._lease = None

@@ -58,6 +58,9 @@ class Places:
         if self._open.pop(id(item), None) is not None:
             self.changed()
 
+    def give_back(self, queue: str, items: list[Retry | LeaseLike]) -> None:
+        self._keeper.give_back(queue, items)
+
     def changed(self) -> None:
         """A place has become free."""
 

@@ -10,17 +10,29 @@ from msgspec import Struct
 
 from millpond.consuming.held import Held, Keeps
 from millpond.durations import seconds
+from millpond.errors import MillpondError, NotFound
 from millpond.model import TOKEN_BATCH_MAX, Duration, Result
 
 PERIOD_MIN_S = 0.05  # shorter leases cannot be kept over a network
 AGAIN_S = 1.0  # after a failure, if the lease has that long
 SLACK = 0.25  # of a period: what is due soon goes along
+MEASURE_S = 0.5  # what is held for longer is worth asking how long the queue's leases are by now
+CHANGED = 0.1  # of a lease's length: more than a reply is late by
 
 
 class Kept(Struct):
+    """`since` and `deadline`: when the lease was last heard of, by this machine's clock, and its end by the server's.
+
+    One that is not `measured` has a period that may be wrong: the queue was changed since, or this machine's time is
+    not the server's.
+    """
+
     item: Held
     period: float
     due: float
+    since: float
+    deadline: datetime
+    measured: bool
 
 
 class Watch:
@@ -32,9 +44,12 @@ class Watch:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, item: Held, period: float, now: float) -> float:
-        due = now + period
-        self._kept[id(item)] = Kept(item, period, due)
+    def add(self, item: Held, every: float | None, now: float) -> float:
+        guess = period(item)
+        length = guess if every is None else every
+        measured = item.lease_timeout is not None  # by the caller's own word
+        due = now + (length if measured else min(length, guess, MEASURE_S))
+        self._kept[id(item)] = Kept(item, length, due, now, item.lease_deadline, measured)
         return due
 
     def remove(self, item: Held) -> None:
@@ -52,13 +67,27 @@ class Watch:
     def next_due(self) -> float:
         return min((kept.due for kept in list(self._kept.values())), default=math.inf)
 
+    def unmeasured(self, now: float) -> list[tuple[str, list[Kept]]]:
+        groups: dict[str, list[Kept]] = {}
+        for kept in list(self._kept.values()):
+            if not kept.measured and kept.due <= now:
+                groups.setdefault(kept.item.queue, []).append(kept)
+        return list(groups.items())
+
+    def measured(self, lot: Sequence[Kept], period: float | None) -> None:
+        """None: nobody knows better than the guess."""
+        for kept in lot:
+            kept.period = kept.period if period is None else period
+            kept.due = kept.since + kept.period
+            kept.measured = True
+
     def due(self, now: float) -> Iterator[tuple[str, Duration | None, list[Kept]]]:
         """Queue, lease timeout and those that go in one request."""
         if self.next_due() > now:
             return
         groups: dict[tuple[str, str], list[Kept]] = {}
         for kept in list(self._kept.values()):
-            if kept.due <= now + kept.period * SLACK:
+            if kept.measured and kept.due <= now + kept.period * SLACK:
                 groups.setdefault((kept.item.queue, repr(kept.item.lease_timeout)), []).append(kept)
         for (queue, _), group in groups.items():
             for begin in range(0, len(group), TOKEN_BATCH_MAX):
@@ -71,13 +100,30 @@ class Watch:
             if kept.item.finished:
                 continue
             kept.item.learn(result)
+            if result.lease_deadline is not None and kept.item.lease_timeout is None:
+                _compare(kept, result.lease_deadline, now)
             if kept.item.lost:
-                self.remove(kept.item)
-                kept.item.holding.keeper.drop(kept.item)  # who may be another than this watch's
+                self._let_go(kept.item)
 
-    def failed(self, lot: Sequence[Kept], now: float) -> None:
+    def failed(self, lot: Sequence[Kept], error: MillpondError, now: float) -> None:
         for kept in lot:
             kept.due = now + min(kept.period, AGAIN_S)
+            if isinstance(error, NotFound):
+                kept.item.lose()
+                self._let_go(kept.item)
+
+    def _let_go(self, item: Held) -> None:
+        self.remove(item)
+        item.holding.keeper.drop(item)  # who may be another than this watch's
+
+
+def _compare(kept: Kept, deadline: datetime, now: float) -> None:
+    """A deadline that went on by another time than passed is of a lease of another length: that is asked for."""
+    longer = (deadline - kept.deadline).total_seconds() - (now - kept.since)
+    kept.since, kept.deadline = now, deadline
+    if abs(longer) > CHANGED * 2 * kept.period:
+        kept.measured = False
+        kept.due = now + min(kept.period, MEASURE_S)
 
 
 def period(item: Held) -> float:
