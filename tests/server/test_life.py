@@ -16,6 +16,8 @@ import pytest
 from tests.http.served import post, read_reply
 from tests.server.process import LOOPBACK, Process, Server, command, serve, until
 
+pytestmark = pytest.mark.slow  # a process or two a test
+
 
 def refused(*arguments: str) -> tuple[int, str]:
     """How a command ended that must not have begun."""

@@ -17,6 +17,8 @@ import millpond
 from millpond.directory import LOCK
 from tests.server.process import Server, serve, token, until
 
+pytestmark = pytest.mark.slow  # a process or two a test
+
 SCRIPT = """
 import sys, millpond
 with millpond.open(sys.argv[1]) as pond:
