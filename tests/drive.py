@@ -10,10 +10,10 @@ from millpond.clock import ManualClock
 from millpond.history.format import Record
 from millpond.model import LeasedItem, PartitionDefinition, Produced, QueueDefinition, QueueSettings
 from millpond.queue.bodies import Bodies, Budget
-from millpond.queue.lane import Lane
+from millpond.queue.lane import Lane, meta_lane
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.requests import Complete, Lease, Produce, Request
-from millpond.store.base import Stores
+from millpond.store.base import META_PARTITION, Stores
 
 
 def definition(name: str = "q", partitions: int = 1, **settings: Any) -> QueueDefinition:
@@ -44,7 +44,9 @@ class Pond:
                 Lane(p, self.stores.open(one.incarnation, p.partition, one.settings.durability), Bodies(budget))
                 for p in one.partitions
             ]
-            self.queues[name] = LogicalQueue(one, lanes, Random(0), self.definitions.__contains__, self.clock.now())
+            meta = meta_lane(one, self.stores.open(one.incarnation, META_PARTITION, one.settings.durability), budget)
+            exists, now = self.definitions.__contains__, self.clock.now()
+            self.queues[name] = LogicalQueue(one, lanes, meta, Random(0), exists, now)
         self.run()
 
     def reopen(self) -> None:

@@ -13,14 +13,19 @@ from msgspec import UNSET, UnsetType
 
 from millpond.errors import MillpondError
 from millpond.model import (
+    Claim,
+    ClaimEnded,
+    Consumer,
     Duration,
     Item,
     ItemPage,
     Items,
+    JournalPage,
     LeasedItem,
     LeaseLike,
     OnConflict,
     Produced,
+    Published,
     QueueInfo,
     QueuePage,
     QueueStats,
@@ -28,7 +33,9 @@ from millpond.model import (
     Redriven,
     Result,
     Retry,
+    Staged,
     StateWritten,
+    Verdict,
 )
 
 
@@ -190,5 +197,82 @@ class Api(Protocol):
         partition: int | None = None,
         kind: str | None = None,
         after: str | None = None,
+        until: int | None = None,
         limit: int = 100,
+    ) -> ItemPage:
+        """`until` is the number of the last item looked at, of those in `partition`."""
+        ...
+
+    # ---- claims: items for a batch reader -------------------------------------------------------------------
+
+    async def open_consumer(self, queue: str, consumer: str) -> Consumer:
+        """Begin an epoch: whoever had opened the consumer before is fenced off."""
+        ...
+
+    async def claim(
+        self,
+        queue: str,
+        claim_id: str,
+        *,
+        max_items: int = 10_000,
+        max_bytes: int | None = None,
+        parts: int = 1,
+        wait: Duration = 0,
+        epoch: int | None = None,
+        owner: str = "",
+    ) -> Claim:
+        """A named set of the oldest ready items; the same set again under the same name.
+
+        `parts` is how many may read at a time; every partition that has items of it is one at least. Waits up to
+        `wait` for the first item. A name `consumer:seq` belongs to that consumer, needs its `epoch`, and must be the
+        one after the last completed.
+        """
+        ...
+
+    async def read_claim(
+        self,
+        queue: str,
+        claim_id: str,
+        *,
+        part: int = 0,
+        after: str | None = None,
+        limit: int = 1_000,
+        epoch: int | None = None,
     ) -> ItemPage: ...
+
+    async def give_verdicts(
+        self, queue: str, claim_id: str, verdicts: Sequence[Verdict], *, epoch: int | None = None
+    ) -> Sequence[Result]:
+        """What completing the claim does to these items instead; given again, the newest counts."""
+        ...
+
+    async def complete_claim(self, queue: str, claim_id: str, *, epoch: int | None = None) -> ClaimEnded: ...
+
+    async def release_claim(self, queue: str, claim_id: str, *, epoch: int | None = None) -> ClaimEnded:
+        """The items back to the head of the queue, as if they had never been claimed."""
+        ...
+
+    async def list_claims(self, queue: str) -> Sequence[Claim]: ...
+
+    # ---- stages: items that appear all at once ----------------------------------------------------------------
+
+    async def stage(self, queue: str, txn: str, chunk: str, items: Items) -> Staged:
+        """Durable, and invisible until the transaction is published. The same chunk again adds nothing."""
+        ...
+
+    async def publish_stage(self, queue: str, txn: str, chunks: Sequence[str]) -> Published:
+        """Show these chunks at once and drop the transaction's others; again, it does nothing.
+
+        Of transactions named `name:seq` only ever later ones can be published, so that none is done twice.
+        """
+        ...
+
+    async def abort_stage(self, queue: str, txn: str) -> Staged:
+        """Drop what was staged."""
+        ...
+
+    # ---- history ----------------------------------------------------------------------------------------------
+
+    async def read_journal(self, queue: str, *, partition: int = 0, after: int = 0, limit: int = 500) -> JournalPage:
+        """Rows of a partition's journal, for who keeps the history."""
+        ...

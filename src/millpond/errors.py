@@ -10,6 +10,8 @@ MillpondError
 │   ├── LeaseLost                the token's delivery is over
 │   ├── KeyConflict              a live item has this key or id
 │   ├── VersionConflict          somebody wrote the state document in between
+│   ├── ClaimFinished            the claim was completed: its items are done
+│   ├── Fenced                   a newer run of the same consumer has taken over
 │   ├── QueueExists
 │   ├── QueueInUse               it has items, or is another queue's dead queue
 │   └── DirectoryInUse           another process owns the data directory
@@ -86,6 +88,14 @@ class KeyConflict(Conflict):
 
 class VersionConflict(Conflict):
     code = "version_conflict"
+
+
+class ClaimFinished(Conflict):
+    code = "claim_finished"
+
+
+class Fenced(Conflict):
+    code = "fenced"
 
 
 class QueueExists(Conflict):

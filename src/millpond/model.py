@@ -38,6 +38,15 @@ ATTEMPTS_LIMIT = 1_000_000  # 0 is the way to say unlimited
 WAIT_MAX_MS = 15 * 60_000  # a parked lease holds a connection
 DURATION_MAX_MS = 10 * 365 * 86_400_000  # ten years: anything longer is a unit mistake
 LIST_LIMIT_MAX = 1_000  # a page
+CLAIM_ITEMS_MAX = 10_000_000  # a claim is a few runs in memory, but its parts are read one page at a time
+CLAIM_PARTS_MAX = 1_000  # each is a task of the batch reader
+CLAIM_PAGE_MAX = 10_000  # items of a claim read at a time: as many as a batch reader likes in one batch
+CLAIM_PAGE_BYTES = 8 << 20  # payloads after which a page ends: it is in memory several times over
+CLAIM_MEMORY_MS = 7 * 86_400_000  # how long a completed claim, or a published transaction, is remembered
+NAME_MAX = 200  # claim_id, consumer, txn, chunk
+VERDICTS_MAX = 1_000  # in one request
+STAGE_ITEMS_MAX = 10_000  # in one chunk of a transaction
+STAGE_TIMEOUT_MS = 86_400_000  # what was staged and not published for so long is dropped
 CLEAR_STATES = ("ready", "scheduled", "retrying")  # what clear removes unless told otherwise
 REQUEST_TIMEOUT_MS = 10_000  # how long a request waits for a partition that is away
 
@@ -391,8 +400,65 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ItemPage(msgspec.Struct, omit_defaults=True):
-    items: list[Item]
+    """Of a claim, `items` are ClaimRows."""
+
+    items: Sequence[Item]
     next: str | None = None
+
+
+class Names(Protocol):
+    """What the names of plain items follow from: `id_prefix` and the number, and so on."""
+
+    @property
+    def id_prefix(self) -> str: ...
+
+    def id(self, number: int) -> str: ...
+
+    def correlation_prefix(self, created: int) -> str: ...
+
+    def correlation_id(self, number: int, created: int) -> str: ...
+
+
+class ClaimRun(msgspec.Struct, kw_only=True):
+    """Claimed neighbours of one chunk: what they share, the first one's number, their payloads, what is not plain."""
+
+    mint: Names
+    partition: int
+    first: int
+    created: int
+    deadline: int
+    max_attempts: int
+    payloads: list[bytes]
+    known: dict[int, Item]
+
+    def items(self) -> Iterator[Item]:
+        for number, payload in enumerate(self.payloads, self.first):
+            yield self.known.get(number) or self._plain(number, payload)
+
+    def _plain(self, number: int, payload: bytes) -> Item:
+        return Item(
+            id=self.mint.id(number),
+            state=State.CLAIMED,
+            partition=self.partition,
+            payload=payload,
+            correlation_id=self.mint.correlation_id(number, self.created),
+            created_at=to_datetime(self.created),
+            expire_deadline=to_datetime(self.deadline),
+            max_attempts=self.max_attempts,
+        )
+
+
+class ClaimRows(Batch[Item]):
+    """A page of a claim. Who can work by columns takes the runs and makes no item."""
+
+    __slots__ = ("runs",)
+
+    def __init__(self, runs: list[ClaimRun]) -> None:
+        self.runs = runs
+        super().__init__(sum([len(run.payloads) for run in runs]), self._items)
+
+    def _items(self) -> list[Item]:
+        return [item for run in self.runs for item in run.items()]
 
 
 class ErrorInfo(msgspec.Struct, omit_defaults=True):
@@ -427,6 +493,82 @@ class StateWritten(msgspec.Struct, omit_defaults=True):
     version: int
     correlation_id: str | None = None
     cancelled: bool = False
+
+
+class ClaimPart(msgspec.Struct, gc=False):
+    part: int
+    items: int
+
+
+class Claim(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A named set of items for a batch reader. With no items nothing was claimed, and the name is still free."""
+
+    claim_id: str
+    items: int
+    parts: list[ClaimPart] = []
+    owner: str = ""
+    epoch: int | None = None
+    created_at: datetime | None = None
+    status: Literal["open", "completing", "releasing"] = "open"
+
+
+class Verdict(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What becomes of one claimed item in place of completion, once its claim is completed.
+
+    `retry` counts the attempt and waits `delay`, or the queue's backoff; `dead` kills the item.
+    """
+
+    id: str
+    verdict: Literal["retry", "dead"]
+    error: str | None = None
+    delay: Duration | None = None
+
+
+class ClaimEnded(msgspec.Struct, omit_defaults=True):
+    """`items` that were completed, or given back; those with a verdict are counted apart."""
+
+    claim_id: str
+    items: int
+    retried: int = 0
+    dead: int = 0
+
+
+class Consumer(msgspec.Struct, kw_only=True):
+    """A batch reader by name. Its claims are `name:1`, `name:2`, …; `last_completed` 0: none yet."""
+
+    consumer: str
+    epoch: int
+    last_completed: int
+
+
+class Staged(msgspec.Struct):
+    items: int
+
+
+class Published(msgspec.Struct, omit_defaults=True):
+    """`items` that came into the queue; `duplicates` had a key or id that is taken. `again`: it was done before."""
+
+    txn: str
+    items: int
+    duplicates: int = 0
+    again: bool = False
+
+
+class JournalTurn(msgspec.Struct, gc=False):
+    """One row of a partition's journal; `events` is in the format of `history.format`."""
+
+    turn: int
+    at: int
+    events: bytes
+
+
+class JournalPage(msgspec.Struct, kw_only=True):
+    """Rows after the turn that was asked for. `last_turn` is the newest that is durable."""
+
+    incarnation: str
+    partition: int
+    rows: list[JournalTurn]
+    last_turn: int
 
 
 class RedriveFilter(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -507,6 +649,7 @@ class PartitionStats(msgspec.Struct, kw_only=True):
     counts: dict[str, int]
     failures: int = 0
     error: str | None = None
+    last_number: int = 0  # of the newest item; `items.list` can be asked to stop there
 
 
 class Rates(msgspec.Struct, kw_only=True):

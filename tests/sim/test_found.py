@@ -15,7 +15,7 @@ from millpond.model import RedriveFilter, State
 from millpond.queue import lane as lane_module
 from millpond.queue.bodies import Bodies, Budget
 from millpond.queue.dedup import request_digest
-from millpond.queue.lane import Job, Lane
+from millpond.queue.lane import Job, Lane, meta_lane
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.requests import (
     Arrive,
@@ -33,6 +33,7 @@ from millpond.queue.requests import (
     RetryItems,
     Transfer,
 )
+from millpond.store.base import META_PARTITION
 from millpond.store.memory import MemoryStores
 from tests.drive import definition
 from tests.sim.faults import COMMIT_FAILED, FaultyStore
@@ -69,7 +70,9 @@ class Bench:
         budget = Budget(self.budget)
         for name, one in self.definitions.items():
             lanes = [Lane(part, self.stores[name, part.partition], Bodies(budget)) for part in one.partitions]
-            self.queues[name] = LogicalQueue(one, lanes, Random(0), self.definitions.__contains__, self.clock.now())
+            meta = meta_lane(one, MemoryStores().open(one.incarnation, META_PARTITION, "full"), budget)
+            exists, now = self.definitions.__contains__, self.clock.now()
+            self.queues[name] = LogicalQueue(one, lanes, meta, Random(0), exists, now)
         self.settle()
 
     def settle(self) -> None:

@@ -24,10 +24,10 @@ from millpond.queue import leases as leases_module
 from millpond.queue import operations as operations_module
 from millpond.queue import transfer as transfer_module
 from millpond.queue.bodies import BODY_BYTES_MAX, Bodies, Budget
-from millpond.queue.lane import PROBE_MS, Job, Lane, LoadJob, Status
+from millpond.queue.lane import PROBE_MS, Job, Lane, LoadJob, Status, meta_lane
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.requests import Arrive, Forget, Lease, Produce, Request, Tokens
-from millpond.store.base import Turn
+from millpond.store.base import META_PARTITION, Turn
 from millpond.store.memory import MemoryStores
 from tests.sim import asks, faults
 from tests.sim.asks import Ask
@@ -170,7 +170,8 @@ class World:
             store.reserve = True
             lanes.append(Lane(part, store, Bodies(self.budget)))
         rng = Random(self.rng.random())
-        queue = LogicalQueue(one, lanes, rng, self.definitions.__contains__, self.clock.now())
+        meta = meta_lane(one, self.memory.open(one.incarnation, META_PARTITION, "full"), self.budget)
+        queue = LogicalQueue(one, lanes, meta, rng, self.definitions.__contains__, self.clock.now())
         self.lives[name] = Live(queue, name)
 
     # ---- the run ------------------------------------------------------------------------------------------

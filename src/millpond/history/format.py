@@ -48,6 +48,21 @@ class Event(enum.IntEnum):
     FORGOT = 20
     KEPT = 21
     REMEMBERED = 22
+    CLAIMED = 23
+    UNCLAIMED = 24
+    CLAIM_COMPLETED = 25
+    CLAIM_RETRIED = 26
+    JUDGED = 27
+    STAGED = 28
+    PUBLISHED = 29
+    UNSTAGED = 30
+    # What a queue decides over all its partitions; see `queue.decisions`.
+    CONSUMER_OPENED = 31
+    CLAIM_SEALED = 32
+    CLAIM_ENDING = 33
+    CLAIM_SETTLED = 34
+    STAGE_DECIDED = 35
+    STAGE_SETTLED = 36
 
 
 class Source(msgspec.Struct, array_like=True, gc=False):

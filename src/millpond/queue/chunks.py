@@ -56,7 +56,7 @@ class Block:
 
 
 class Chunks:
-    __slots__ = ("_blocks", "_ended", "_expiry", "_firsts", "_stored", "sparse")
+    __slots__ = ("_blocks", "_ended", "_expiry", "_firsts", "_reserved", "_stored", "sparse")
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []
@@ -65,10 +65,26 @@ class Chunks:
         self._stored: dict[int, int] = {}  # rewritten chunks -> how many records are left in their bodies
         self.sparse: set[int] = set()  # chunks (by first) that are worth rewriting
         self._expiry: list[int] = []  # a heap with an entry a block: its next deadline << 64 | its first number
+        self._reserved = 0  # the last number that was set aside for a chunk to be put in later
+
+    def reserve(self, first: int) -> None:
+        """A chunk with this number may be put in later: no block may reach over its place."""
+        self._reserved = max(self._reserved, first)
+
+    def put_in(self, first: int, count: int, created: int, deadline: int) -> None:
+        """Add a chunk in the place that was reserved for it, as a block of its own."""
+        block = Block(first, created, deadline - created)
+        block.offsets.append(0)
+        block.counts.append(count)
+        block.created.append(0)
+        place = bisect_right(self._firsts, first)
+        self._blocks.insert(place, block)
+        self._firsts.insert(place, first)
+        heappush(self._expiry, deadline << _FIRST_BITS | first)
 
     def add(self, first: int, count: int, created: int, deadline: int) -> None:
         block = self._blocks[-1] if self._blocks else None
-        if block is None or not block.takes(first, created, deadline):
+        if block is None or block.first < self._reserved or not block.takes(first, created, deadline):
             if block is not None and not block.offsets:
                 del self._blocks[-1], self._firsts[-1]
             block = Block(first, created, deadline - created)

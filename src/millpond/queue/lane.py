@@ -24,12 +24,12 @@ from millpond.history.format import (
     encode_records,
     run_span,
 )
-from millpond.model import PartitionDefinition, QueueSettings
-from millpond.queue.bodies import Bodies, Records, weigh
+from millpond.model import PartitionDefinition, QueueDefinition, QueueSettings
+from millpond.queue.bodies import Bodies, Budget, Records, weigh
 from millpond.queue.leases import Lease
 from millpond.queue.partition import Partition, document_keys
 from millpond.queue.snapshot import recover_partition, take_snapshot
-from millpond.store.base import Chunk, Store, StoreFailed, StoreFull, Trim, Turn
+from millpond.store.base import META_PARTITION, Chunk, JournalRow, Store, StoreFailed, StoreFull, Trim, Turn
 
 CHUNK_ITEMS_MAX = 1_000  # reading one item means reading its chunk
 CHUNK_BYTES_MAX = 1 << 20  # likewise, for large payloads
@@ -49,9 +49,10 @@ class Status(enum.StrEnum):
 
 
 class Part:
-    """A request's share of one lane's turn."""
+    """A request's share of one lane's turn. `late`: it comes after the turn's leases."""
 
     __slots__ = ()
+    late = False
 
     def apply(self, lane: Lane, now: int) -> None:
         """Make the changes; nothing is said to the caller yet."""
@@ -97,6 +98,7 @@ class Draft:
         self.chunk_wants: set[int] = set()
         self.document_wants: list[int] = []
         self.lookups: list[Lookup] = []
+        self.journal_wants: set[tuple[int, int]] = set()  # pages of the journal: after which turn, how many rows
         self.pinned: dict[int, Records] = {}
         # Produced in this turn and not yet sealed into chunks:
         self.first = 0
@@ -106,6 +108,11 @@ class Draft:
         self.arrivals: list[tuple[bytes, int, int, int]] = []
         self.names: set[bytes] = set()  # keys, ids, requests and transfers that this turn brings in
         self.completed: list[tuple[Lease, list[int]]] = []  # runs, gathered to be one event
+        self.staged_size = 0
+
+    @property
+    def reads(self) -> bool:
+        return bool(self.chunk_wants or self.document_wants or self.lookups or self.journal_wants)
 
 
 class Job:
@@ -165,7 +172,7 @@ class RelieveJob(Job):
 class TurnJob(Job):
     """A turn: its reads, then its one commit. `issued` says whether the commit was begun."""
 
-    __slots__ = ("documents", "draft", "issued", "records", "sizes", "turn")
+    __slots__ = ("documents", "draft", "issued", "journal", "records", "sizes", "turn")
 
     def __init__(self, lane: Lane, draft: Draft, turn: Turn | None) -> None:
         super().__init__(lane)
@@ -175,6 +182,7 @@ class TurnJob(Job):
         self.records = draft.pinned
         self.sizes: dict[int, int] = {}
         self.documents: dict[int, bytes] = {}
+        self.journal: dict[tuple[int, int], list[JournalRow]] = {}
 
     def work(self) -> None:
         draft, store = self.draft, self.lane.store
@@ -183,6 +191,8 @@ class TurnJob(Job):
             self.documents.update(draft.documents)  # written by this very turn
         if draft.lookups:
             _find_completed(store, draft.lookups)
+        for after, limit in draft.journal_wants:
+            self.journal[after, limit] = store.journal(after, limit)
         if self.turn is not None:
             self.issued = True
             store.commit(self.turn)
@@ -318,6 +328,15 @@ class Lane:
             first += len(piece)
         draft.records, draft.size, draft.requests, draft.arrivals = [], 0, [], []
 
+    def stage(self, txn: str, chunk: str, records: list[bytes | Record], size: int) -> None:
+        """Store records under numbers of their own, without an item for anybody to see."""
+        assert not self.draft.records, "what is produced in a turn comes after"
+        self.draft.staged_size += size
+        for piece in _pieces(records, size):
+            first = self.partition.next_number
+            self.partition.change(Event.STAGED, txn, chunk, first, len(piece), encode_meta(piece))
+            self.draft.chunks.append(Chunk(first, len(piece), encode_records(list(piece))))
+
     def want(self, first: int, count: int) -> None:
         """The records of these items will be needed when the turn is done."""
         for chunk, _, _, _ in self.partition.chunks.pieces(first, count):
@@ -347,7 +366,7 @@ class Lane:
             turn = self._turn(draft, now, settings, journal_bytes)
         else:
             partition.turn -= 1
-            if not (draft.chunk_wants or draft.document_wants or draft.lookups or draft.parts):
+            if not draft.reads and not draft.parts:
                 return None
         return TurnJob(self, draft, turn)
 
@@ -432,6 +451,12 @@ class Lane:
         self.sent.clear()
         self.confirming.clear()
         self.compacting = False
+
+
+def meta_lane(definition: QueueDefinition, store: Store, budget: Budget) -> Lane:
+    """The place of the queue's decisions: nothing is ever produced there."""
+    place = PartitionDefinition(partition=META_PARTITION, store=definition.partitions[0].store, read_only=True)
+    return Lane(place, store, Bodies(budget))
 
 
 def _pieces(records: list[bytes | Record], size: int) -> list[list[bytes | Record]]:

@@ -159,7 +159,7 @@ def _take(lanes: list[Lane], count: int, client: str, deadline: int) -> deque[tu
     """Lease the next `count` items; lanes with none left are struck off."""
     taken: deque[tuple[Lane, int]] = deque()
     while count:
-        lane = lanes[0] if len(lanes) == 1 else min(lanes, key=_lease_rank)
+        lane = lanes[0] if len(lanes) == 1 else min(lanes, key=lease_rank)
         runs = lane.partition.ready.peek(count)
         lane.partition.change(Event.LEASED, client, deadline, runs)
         for run in runs:
@@ -193,7 +193,7 @@ def _share_out(
             count -= items
 
 
-def _lease_rank(lane: Lane) -> tuple[bool, int, int]:
+def lease_rank(lane: Lane) -> tuple[bool, int, int]:
     """Read-only lanes first (they must drain), then the best head priority, then the fullest."""
     ready = lane.partition.ready
     return not lane.definition.read_only, ready.head_priority() or 0, -ready.count

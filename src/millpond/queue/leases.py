@@ -1,6 +1,6 @@
-"""Which items of a partition are leased, and in which grant.
+"""Which items of a partition are held, and by whom: leased in which grant, or claimed in which claim.
 
-What was leased together is one span for as long as it stays together, so that a batch is leased and completed in one
+What was taken together is one span for as long as it stays together, so that a batch is leased and completed in one
 step. A span that loses items in its middle becomes two; what is left of it in small pieces has an entry an item.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import chain
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -30,37 +31,40 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         return self.fence + self.grant
 
 
-class Leases:
+T = TypeVar("T")
+
+
+class Spans(Generic[T]):
     __slots__ = ("_count", "_ends", "_few", "_firsts", "_held", "_single")
 
     def __init__(self) -> None:
-        self._few: dict[int, Lease] = {}  # items of short spans
-        self._single: Column[Lease] = Column()  # items whose neighbours are held by others
-        # The spans, by number: items from first to end (which is not in it) are held by the lease.
+        self._few: dict[int, T] = {}  # items of short spans
+        self._single: Column[T] = Column()  # items whose neighbours are held by others
+        # The spans, by number: items from first to end (which is not in it) are held by one holder.
         self._firsts: list[int] = []
         self._ends: list[int] = []
-        self._held: list[Lease] = []
+        self._held: list[T] = []
         self._count = 0
 
-    def add(self, first: int, count: int, lease: Lease) -> None:
+    def add(self, first: int, count: int, holder: T) -> None:
         self._count += count
-        self._put(first, first + count, lease)
+        self._put(first, first + count, holder)
 
-    def get(self, number: int) -> Lease | None:
+    def get(self, number: int) -> T | None:
         index = bisect_right(self._firsts, number) - 1
         if index >= 0 and number < self._ends[index]:
             return self._held[index]
         return self._few.get(number) or self._single.get(number)
 
-    def whole(self, first: int, count: int) -> Lease | None:
-        """The lease that holds all of these; None if there are several, or one of the items has none."""
+    def whole(self, first: int, count: int) -> T | None:
+        """Who holds all of these; None if there are several, or one of the items has none."""
         index = bisect_right(self._firsts, first) - 1
         if index >= 0 and first < self._ends[index]:
             return self._held[index] if first + count <= self._ends[index] else None
-        lease = self.get(first)
-        if count > 1 and any(self.get(number) is not lease for number in range(first + 1, first + count)):
+        holder = self.get(first)
+        if count > 1 and any(self.get(number) is not holder for number in range(first + 1, first + count)):
             return None
-        return lease
+        return holder
 
     def remove(self, first: int, count: int) -> None:
         self._count -= count
@@ -76,23 +80,23 @@ class Leases:
                     raise KeyError(first)
                 first += 1
 
-    def spans(self) -> Iterator[tuple[int, int, Lease]]:
-        """All of them as (first, count, lease)."""
-        for first, end, lease in zip(self._firsts, self._ends, self._held, strict=True):
-            yield first, end - first, lease
+    def spans(self) -> Iterator[tuple[int, int, T]]:
+        """All of them as (first, count, holder)."""
+        for first, end, holder in zip(self._firsts, self._ends, self._held, strict=True):
+            yield first, end - first, holder
         first, count, held = 0, 0, None
-        for number, lease in chain(self._few.items(), self._single.items()):
-            if lease is held and number == first + count:
+        for number, holder in chain(self._few.items(), self._single.items()):
+            if holder is held and number == first + count:
                 count += 1
                 continue
             if held is not None:
                 yield first, count, held
-            first, count, held = number, 1, lease
+            first, count, held = number, 1, holder
         if held is not None:
             yield first, count, held
 
     def within(self, first: int, count: int) -> list[int]:
-        """Those of these neighbours that are leased."""
+        """Those of these neighbours that are held."""
         end = first + count
         found = self._single.within(first, count)
         if self._few:
@@ -106,11 +110,11 @@ class Leases:
     def __contains__(self, number: object) -> bool:
         return isinstance(number, int) and self.get(number) is not None
 
-    def __getitem__(self, number: int) -> Lease:
-        lease = self.get(number)
-        if lease is None:
+    def __getitem__(self, number: int) -> T:
+        holder = self.get(number)
+        if holder is None:
             raise KeyError(number)
-        return lease
+        return holder
 
     def __iter__(self) -> Iterator[int]:
         for first, count, _ in self.spans():
@@ -119,25 +123,29 @@ class Leases:
     def __len__(self) -> int:
         return self._count
 
-    def _put(self, first: int, end: int, lease: Lease) -> None:
+    def _put(self, first: int, end: int, holder: T) -> None:
         if end - first == 1:
-            self._single[first] = lease
+            self._single[first] = holder
         elif end - first < SPAN_MIN:
-            self._few.update(dict.fromkeys(range(first, end), lease))
+            self._few.update(dict.fromkeys(range(first, end), holder))
         else:
             index = bisect_right(self._firsts, first)
             self._firsts.insert(index, first)
             self._ends.insert(index, end)
-            self._held.insert(index, lease)
+            self._held.insert(index, holder)
 
     def _cut(self, index: int, low: int, high: int) -> None:
         """Take the items from low to high out of a span."""
-        first, end, lease = self._firsts[index], self._ends[index], self._held[index]
+        first, end, holder = self._firsts[index], self._ends[index], self._held[index]
         if high == end and low - first >= SPAN_MIN:
             self._ends[index] = low
         elif low == first and end - high >= SPAN_MIN:
             self._firsts[index] = high
         else:
             del self._firsts[index], self._ends[index], self._held[index]
-            self._put(first, low, lease)
-            self._put(high, end, lease)
+            self._put(first, low, holder)
+            self._put(high, end, holder)
+
+
+class Leases(Spans[Lease]):
+    __slots__ = ()

@@ -18,6 +18,7 @@ from random import Random
 
 from millpond.errors import Closed, DiskFull, InternalError, MillpondError
 from millpond.model import REQUEST_TIMEOUT_MS, QueueDefinition
+from millpond.queue.claims import wake_readers
 from millpond.queue.compaction import compact
 from millpond.queue.holders import TokenPart, assign_tokens, seal_completes
 from millpond.queue.lane import NEVER, CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
@@ -26,6 +27,7 @@ from millpond.queue.lifecycle import next_wake, run_lifecycle, shed_stale
 from millpond.queue.operations import answer_stats, start_operation
 from millpond.queue.produce import assign_produces
 from millpond.queue.requests import Arrive, Forget, GetStats, Lease, Produce, Request, Tokens
+from millpond.queue.settling import next_sweep, settle
 from millpond.queue.state import QueueState, away
 from millpond.queue.transfer import assign_arrives, assign_forget, send_transfers, settle_transfer
 from millpond.store.base import StoreFull
@@ -38,11 +40,12 @@ class LogicalQueue:
         self,
         definition: QueueDefinition,
         lanes: list[Lane],
+        meta: Lane,
         rng: Random,
         queue_exists: Callable[[str], bool],
         now: int,
     ) -> None:
-        self.state = QueueState(definition, lanes, rng, queue_exists, now)
+        self.state = QueueState(definition, lanes, meta, rng, queue_exists, now)
         self.jobs: list[Job] = []
         self.closing = False
         self._inbox: list[Request] = []
@@ -86,10 +89,10 @@ class LogicalQueue:
 
     def tick(self, now: int) -> int | None:
         """Do all that can be done now; returns when there will be more, None if only a request can tell."""
-        now = self._now = max(now, self._now)
+        now = self._now = self.state.now = max(now, self._now)
         self._take(now)
         self.state.find_free()
-        for lane in self.state.free:
+        for lane in self.state.turning:
             lane.partition.begin(now)
         self._assign(now)
         self._apply(now)
@@ -126,7 +129,7 @@ class LogicalQueue:
                 start_operation(self.state, request)
 
     def _look_after_lanes(self, now: int) -> None:
-        for lane in self.state.lanes.values():
+        for lane in self.state.everyone:
             if lane.job is None and not self.closing:
                 if lane.status != Status.OPEN and lane.probe_at <= now:
                     self._start(LoadJob(lane, self.state.incarnation, self.state.settings.dedup_window_ms))
@@ -143,9 +146,12 @@ class LogicalQueue:
         produced, can be leased in the same turn.
         """
         state = self.state
-        for lane in state.free:
+        if state.unsettled or state.sweep_at <= now:
+            settle(state, now)
+        for lane in state.turning:
             if lane.waiting:
                 self._apply_parts(lane, now)
+        for lane in state.free:
             run_lifecycle(state, lane, now)
             send_transfers(state, lane, now)
             compact(lane)
@@ -158,10 +164,26 @@ class LogicalQueue:
                 lane.seal(state.settings)
                 run_lifecycle(state, lane, now)  # what waited for a lane may be due, or too late, already
         assign_leases(state, now)
+        for lane in state.free:
+            if lane.waiting:
+                self._apply_late_parts(lane, now)
+        if state.readers:
+            wake_readers(state, now)
+
+    def _apply_late_parts(self, lane: Lane, now: int) -> None:
+        """Claims: of what is ready they get what no lease waits for."""
+        late = [part for part in lane.waiting if part.late]
+        if late:
+            lane.waiting = [part for part in lane.waiting if not part.late]
+            for part in late:
+                part.apply(lane, now)
+            lane.draft.parts += late
 
     def _apply_parts(self, lane: Lane, now: int) -> None:
         """What others asked of this lane. Completes gather until something else may look at what they end."""
-        parts, lane.waiting = lane.waiting, []
+        late = [part for part in lane.waiting if part.late] if self.state.making else []
+        parts = [part for part in lane.waiting if not part.late] if late else lane.waiting
+        lane.waiting = late
         releases = [part for part in parts if type(part) is ReleasePart]
         if len(releases) > 1:  # the newest goes back to the head first, so that all stand there in their old order
             others = [part for part in parts if type(part) is not ReleasePart]
@@ -177,11 +199,11 @@ class LogicalQueue:
 
     def _apply(self, now: int) -> None:
         """Hand each lane its one batch; answer those who wait in vain."""
-        for lane in self.state.free:
+        for lane in self.state.turning:
             job = lane.seal_turn(now, self.state.settings, self.state.journal_bytes)
             if job is None:
                 continue
-            if job.turn is None and not (job.draft.chunk_wants or job.draft.document_wants or job.draft.lookups):
+            if job.turn is None and not job.draft.reads:
                 self._finish_parts(lane, job, now)  # nothing to read or write
             else:
                 self._start(job)
@@ -199,7 +221,7 @@ class LogicalQueue:
                 lease.answer([])
             else:
                 lease.fail(away(self._culprit(), issued=False))
-        for lane in state.lanes.values():
+        for lane in state.everyone:
             if not lane.free and lane.waiting:
                 self._fail_late(lane, lane.waiting, now, issued=False)
             if lane.doubt is not None:
@@ -240,6 +262,7 @@ class LogicalQueue:
         if lane.job is not job:  # one from before a panic
             return
         lane.job = None
+        self.state.unsettled = self.state.meta in self.state.everyone
         if isinstance(job, LoadJob):
             self._finish_load(lane, job, now)
         elif isinstance(job, TurnJob):
@@ -291,6 +314,8 @@ class LogicalQueue:
         lane.partition.dedup_window = self.state.settings.dedup_window_ms  # it may have changed since the load began
         if lane.full:
             lane.probe_at = now + RELIEVE_MS
+        if lane.partition.claims or lane.partition.staged:
+            self.state.want_meta()
         if lane.partition.at > self._now:  # the clock is behind what is on disk: no time has passed by that
             self.state.opened_at += lane.partition.at - self._now
             self._now = lane.partition.at
@@ -312,8 +337,11 @@ class LogicalQueue:
         state = self.state
         waiting: list[Request] = [*self._inbox, *state.produces, *state.arrives, *state.waiters.pop_all()]
         self._inbox, state.produces, state.arrives, state.sleepers = [], [], [], []
+        for reader in state.readers:
+            reader.stop(trouble)
+        state.readers, state.making, state.confirmed = [], set(), {}
         self.jobs = []
-        for lane in state.lanes.values():
+        for lane in state.everyone:
             parts = [*lane.waiting, *lane.draft.parts]
             if isinstance(lane.job, TurnJob):
                 parts += lane.job.draft.parts
@@ -331,7 +359,7 @@ class LogicalQueue:
     def _next_wake(self, now: int) -> int | None:
         state = self.state
         wakes: list[int] = []
-        for lane in state.lanes.values():
+        for lane in state.everyone:
             if lane.free:
                 if (at := next_wake(lane.partition)) is not None:
                     wakes.append(at)
@@ -350,12 +378,15 @@ class LogicalQueue:
             wakes.append(at + REQUEST_TIMEOUT_MS if self._leasable_soon() else at)
         if state.sleepers:
             wakes.append(state.sleepers[0][0])
+        wakes += [reader.until for reader in state.readers]
+        if state.sweep_at < NEVER:
+            wakes.append(state.sweep_at)
         return min(wakes, default=None)
 
     @property
     def busy(self) -> bool:
         """Every lane is in the middle of a job: a tick could do nothing."""
-        return None not in [lane.job for lane in self.state.lanes.values()]  # asked with every request: no generator
+        return None not in [lane.job for lane in self.state.everyone]  # asked with every request: no generator
 
     @property
     def idle(self) -> bool:
@@ -363,17 +394,18 @@ class LogicalQueue:
         state = self.state
         return not (
             self._inbox or self._settled or self.jobs or state.produces or state.arrives or state.outbox
-            or len(state.waiters) or state.sleepers
+            or len(state.waiters) or state.sleepers or state.readers or state.making
             or any(
                 not lane.free or lane.waiting or lane.compacting or lane.full
                 or lane.partition.moving or lane.partition.confirming
-                for lane in state.lanes.values()
+                for lane in state.everyone
             )
         )  # fmt: skip
 
     def sleeping_until(self) -> int | None:
         """When an idle queue must be awake again, or earlier."""
-        wakes = [next_wake(lane.partition) for lane in self.state.lanes.values() if lane.known]
+        lanes = [lane for lane in self.state.lanes.values() if lane.known]
+        wakes = [wake(lane.partition) for lane in lanes for wake in (next_wake, next_sweep)]
         return min((at for at in wakes if at is not None), default=None)
 
     def shed_stale_timers(self) -> None:
@@ -395,10 +427,13 @@ class LogicalQueue:
         for _, _, resume in state.sleepers:  # to their next step, which is refused below
             resume()
         state.sleepers = []
+        for reader in state.readers:
+            reader.stop(error)
+        state.readers = []
         for request in (*self._inbox, *state.produces, *state.arrives):
             request.fail(error)
         self._inbox, state.produces, state.arrives = [], [], []
-        for lane in state.lanes.values():
+        for lane in state.everyone:
             parts, lane.waiting = lane.waiting, []
             for part in parts:
                 part.fail(error)
@@ -410,6 +445,4 @@ class LogicalQueue:
 
     @property
     def closed(self) -> bool:
-        return self.closing and all(
-            lane.status == Status.CLOSED and lane.job is None for lane in self.state.lanes.values()
-        )
+        return self.closing and all(lane.status == Status.CLOSED and lane.job is None for lane in self.state.everyone)

@@ -155,6 +155,11 @@ def key_taken(queue: QueueState, key: str, now: int) -> bool:
     return _is_taken(_find(queue, Record(key=key), [key_digest(key)], now))
 
 
+def name_taken(queue: QueueState, record: Record, names: list[bytes], now: int) -> bool:
+    """For items that were staged: a producer's request waits where this raises Held."""
+    return _is_taken(_find(queue, record, names, now))
+
+
 def _is_taken(found: tuple[Lane, int, Ended | None] | None) -> bool:
     """What an item that left for its dead queue has left behind is its own to come back to."""
     return found is not None and not (found[2] is not None and found[2].moved)

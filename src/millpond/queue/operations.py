@@ -1,279 +1,59 @@
-"""Calls that go by id or over many items: get, list, cancel, clear, redrive, stats.
-
-Each is a generator that yields what it needs next and is resumed when it is there: `(lane, act)` runs `act` in that
-lane's next turn and brings back its value and the turn's reads; an int sleeps until that instant.
-"""
+"""Calls that go by id or over many items: get, list, cancel, clear, redrive, stats. Each is run by a `Drive`."""
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from heapq import heappush
 from typing import Any
 
-import msgspec
-
-from millpond.errors import Conflict, MillpondError, NotFound, OutcomeUnknown, Unavailable
-from millpond.history.format import Event, Record, decode_state, run_span, runs_of
+from millpond.errors import Conflict, MillpondError, NotFound
+from millpond.history.format import Event, run_span, runs_of
 from millpond.model import (
     ErrorInfo,
     Item,
     ItemPage,
+    JournalPage,
+    JournalTurn,
     PartitionStats,
     QueueStats,
     RedriveFilter,
     Redriven,
     Result,
     State,
-    to_datetime,
 )
-from millpond.queue.dedup import id_digest
-from millpond.queue.lane import Lane, Part, TurnJob
-from millpond.queue.leases import Lease
+from millpond.queue.claims import CLAIM_OPERATIONS
+from millpond.queue.drive import Drive, Operation
+from millpond.queue.lane import Lane, TurnJob
 from millpond.queue.lifecycle import kept_until
-from millpond.queue.names import has_own_id
-from millpond.queue.partition import ERROR_PART, REASONS, RESULT_PART, STATE_PART, VERSION_BITS
-from millpond.queue.requests import Cancel, Clear, GetItem, GetStats, ListItems, Redrive, Request
+from millpond.queue.looking import Seen, locate, look, no_item, refusal, settled, show
+from millpond.queue.requests import Cancel, Clear, GetItem, GetStats, ListItems, ReadJournal, Redrive, Request
+from millpond.queue.stages import STAGE_OPERATIONS
 from millpond.queue.state import QueueState
-from millpond.queue.tokens import read_id
 
 SCAN_BATCH = 500  # items looked at in one turn, so that a scan does not hold up the others
 
-_sleepers = itertools.count()  # those who wake at the same instant do so in the order in which they went to sleep
-
 _LETTERS = (State.DEAD, State.READY, State.SCHEDULED, State.RETRYING)  # what may leave a dead queue
-
-Act = Callable[[Lane, int], Any]
-Step = tuple[Lane, Act] | int
-Operation = Generator[Step, Any, Any]
-
-
-class StepPart(Part):
-    __slots__ = ("_act", "_drive", "_value")
-
-    def __init__(self, drive: Drive, act: Act) -> None:
-        self._drive = drive
-        self._act = act
-        self._value: Any = None
-
-    def apply(self, lane: Lane, now: int) -> None:
-        self._value = self._act(lane, now)
-
-    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
-        self._drive.be_patient_from(now)
-        self._drive.resume((self._value, job))
-
-    def fail(self, error: MillpondError) -> None:
-        self._drive.stop(error)
-
-    def deadline(self) -> int:
-        return self._drive.deadline
-
-
-class Drive:
-    """Runs one operation, a step at a time."""
-
-    __slots__ = ("_begun", "_operation", "_patience", "_queue", "_request", "deadline")
-
-    def __init__(self, queue: QueueState, request: Request, operation: Operation) -> None:
-        self._queue = queue
-        self._request = request
-        self._operation = operation
-        self._begun = False  # a step of it is durable
-        self._patience = request.deadline - request.at
-        self.deadline = request.deadline
-        self.resume(None)
-
-    def resume(self, value: Any) -> None:
-        if self._request.gone:
-            return self.stop(Unavailable("the caller has gone"))
-        self._begun = value is not None or self._begun
-        try:
-            step = self._operation.send(value)
-        except StopIteration as stop:
-            self._request.answer(stop.value)
-        except MillpondError as error:
-            self._request.fail(error)
-        else:
-            self._schedule(step)
-        return None
-
-    def stop(self, error: MillpondError) -> None:
-        self._operation.close()
-        if self._begun and isinstance(self._request, Cancel | Clear | Redrive):
-            error = OutcomeUnknown(f"{error.message}; other partitions may be done already: look, then send it again")
-        self._request.fail(error)
-
-    def be_patient_from(self, now: int) -> None:
-        """Each step may wait for its lane as long as a request may."""
-        self.deadline = now + self._patience
-
-    def _schedule(self, step: Step) -> None:
-        if isinstance(step, int):
-            self.be_patient_from(step)
-            heappush(self._queue.sleepers, (step, next(_sleepers), lambda: self.resume(None)))
-        else:
-            lane, act = step
-            lane.waiting.append(StepPart(self, act))
 
 
 def start_operation(queue: QueueState, request: Request) -> None:
-    if isinstance(request, GetItem):
-        Drive(queue, request, _get(queue, request))
-    elif isinstance(request, ListItems):
-        Drive(queue, request, _list(queue, request))
-    elif isinstance(request, Cancel):
-        Drive(queue, request, _cancel(queue, request))
-    elif isinstance(request, Clear):
-        Drive(queue, request, _clear(queue, request))
-    else:
-        assert isinstance(request, Redrive)
-        Drive(queue, request, _redrive(queue, request))
+    Drive(queue, request, _OPERATIONS[type(request)](queue, request))
 
 
-# ---- finding and showing ----------------------------------------------------------------------------------
-
-
-def _locate(queue: QueueState, item_id: str) -> tuple[Lane, int] | None:
-    """Where an id points; whether the item is still there the lane's turn tells."""
-    name = id_digest(item_id)
-    kept: tuple[Lane, int] | None = None
-    for lane in queue.lanes.values():
-        if lane.known and (number := lane.partition.dedup.live.get(name)) is not None:
-            if number not in lane.partition.finished:
-                return lane, number
-            kept = lane, number  # it has ended: another item may have its id by now
-    if kept is not None:
-        return kept
-    if (away := next((lane for lane in queue.lanes.values() if not lane.known), None)) is not None:
-        raise Unavailable(f"partition {away.index} is away and may hold the item; try again later")
-    place = read_id(queue.incarnation, item_id)
-    if place is None or place[0] not in queue.lanes:
-        return None
-    lane = queue.lanes[place[0]]
-    return None if has_own_id(lane, place[1]) else (lane, place[1])
-
-
-def _settled(queue: QueueState, ids: Iterable[str]) -> Generator[Step, Any, None]:
-    """Wait for turns under way that gave up one of these ids: if they fail, the item is back."""
-    names = [id_digest(item_id) for item_id in ids]
-
-    def unsettled(lane: Lane) -> bool:
-        return lane.known and not lane.free and not lane.partition.dedup.uncommitted.isdisjoint(names)
-
-    while (lane := next(filter(unsettled, queue.lanes.values()), None)) is not None:
-        yield lane, lambda lane, now: None
-
-
-def _no_item(item_id: str) -> NotFound:
-    return NotFound(f"there is no item {item_id!r}; it may have been completed or removed", id=item_id)
-
-
-class Seen(msgspec.Struct):
-    """An item as it was when it was looked at: by the time its record is read, this very turn may have ended it."""
-
-    number: int
-    state: State
-    chunk: int
-    created: int
-    expire_deadline: int
-    attempts: int
-    deliveries: int
-    max_attempts: int | None
-    version: int
-    lease: Lease | None
-    due: int | None
-    died: int | None
-    kept: int | None
-    cancel_asked: bool
-
-    def record(self, job: TurnJob) -> Record:
-        record = job.records[self.chunk][self.number - self.chunk]
-        assert record is not None, "a live item has a record"
-        return record if isinstance(record, Record) else Record(record)
-
-
-def _look(lane: Lane, numbers: Iterable[int]) -> dict[int, Seen]:
-    seen: dict[int, Seen] = {}
-    partition = lane.partition
-    for number, state in partition.states(numbers).items():
-        lane.want(number, 1)
-        lane.want_documents(number)
-        lease = partition.leased.get(number)
-        attempts, deliveries = partition.tried(number)
-        seen[number] = Seen(
-            number=number,
-            state=state,
-            chunk=partition.chunks.first_of(number),
-            created=partition.chunks.created_of(number),
-            expire_deadline=partition.expire_deadline(number),
-            attempts=attempts + (lease is not None),
-            deliveries=deliveries + (lease is not None),
-            max_attempts=partition.limits.get(number),
-            version=partition.documents.get(number, 0) >> VERSION_BITS,
-            lease=lease,
-            due=partition.waiting.get(number),
-            died=partition.dead.get(number),
-            kept=partition.finished.get(number),
-            cancel_asked=number in partition.cancel_asked,
-        )
-    return seen
-
-
-def _show(queue: QueueState, lane: Lane, job: TurnJob, seen: Seen) -> Item:
-    mint, record, number = lane.partition.mint, seen.record(job), seen.number
-    lease, due, died, kept = seen.lease, seen.due, seen.died, seen.kept
-    error = job.documents.get(number << 2 | ERROR_PART)
-    source = record.source
-    ended_at = died >> 8 if died is not None else None
-    reason = REASONS[died & 0xFF] if died is not None else source.reason if source else None
-    return Item(
-        id=record.id or mint.id(number),
-        state=seen.state,
-        partition=lane.index,
-        payload=record.payload,
-        correlation_id=record.correlation_id or mint.correlation_id(number, seen.created),
-        created_at=to_datetime(seen.created),
-        expire_deadline=to_datetime(seen.expire_deadline),
-        attempts=seen.attempts,
-        deliveries=seen.deliveries,
-        fencing_token=lease.fencing_token if lease else 0,
-        max_attempts=queue.settings.max_attempts if seen.max_attempts is None else seen.max_attempts,
-        key=record.key,
-        kind=record.kind,
-        encoding=record.encoding,
-        reference=record.reference,
-        priority=record.priority,
-        enqueue_at=to_datetime(due >> 1) if due is not None else None,
-        lease_deadline=to_datetime(lease.deadline) if lease else None,
-        client_id=lease.client or None if lease else None,
-        cancel_asked=seen.cancel_asked,
-        ended_at=None if ended_at is None else to_datetime(ended_at),
-        keep_until=None if kept is None else to_datetime(kept >> 1),
-        state_doc=decode_state(job.documents.get(number << 2 | STATE_PART)),
-        state_version=seen.version,
-        result=decode_state(job.documents.get(number << 2 | RESULT_PART)),
-        last_error=None if error is None else error.decode(),
-        dead_reason=reason,
-        source_queue=source.queue if source else None,
-        source_id=source.id if source else None,
-        source_attempts=source.attempts if source else None,
-    )
+# ---- looking -----------------------------------------------------------------------------------------------
 
 
 def _get(queue: QueueState, request: GetItem) -> Operation:
-    yield from _settled(queue, [request.id])
-    place = _locate(queue, request.id)
+    yield from settled(queue, [request.id])
+    place = locate(queue, request.id)
     if place is None:
-        raise _no_item(request.id)
+        raise no_item(request.id)
     lane, number = place
-    seen, job = yield lane, lambda lane, now: _look(lane, [number])
+    seen, job = yield lane, lambda lane, now: look(lane, [number])
     if number not in seen:
-        raise _no_item(request.id)
-    return _show(queue, lane, job, seen[number])
+        raise no_item(request.id)
+    return show(queue, lane, job, seen[number])
 
 
 def _list(queue: QueueState, request: ListItems) -> Operation:
@@ -284,12 +64,12 @@ def _list(queue: QueueState, request: ListItems) -> Operation:
         if lane.index != partition:
             after = 0
         while True:
-            (page, seen), job = yield lane, partial(_page, request.state, after)
+            (page, seen), job = yield lane, partial(_page, request, after)
             for number in page:
                 after = number
                 if number not in seen:
                     continue
-                item = _show(queue, lane, job, seen[number])
+                item = show(queue, lane, job, seen[number])
                 if request.kind is None or item.kind == request.kind:
                     items.append(item)
                 if len(items) >= request.limit:
@@ -299,10 +79,12 @@ def _list(queue: QueueState, request: ListItems) -> Operation:
     return ItemPage(items)
 
 
-def _page(state: State | None, after: int, lane: Lane, now: int) -> tuple[list[int], dict[int, Seen]]:
-    states = list(State) if state is None else [state]
+def _page(request: ListItems, after: int, lane: Lane, now: int) -> tuple[list[int], dict[int, Seen]]:
+    states = list(State) if request.state is None else [request.state]
     numbers = sorted(n for one in states for n in lane.partition.numbers_in(one, after, SCAN_BATCH))[:SCAN_BATCH]
-    return numbers, _look(lane, numbers)
+    if request.until is not None and numbers and numbers[-1] > request.until:
+        numbers = [number for number in numbers if number <= request.until]
+    return numbers, look(lane, numbers)
 
 
 def _lanes_from(queue: QueueState, partition: int, only: int | None) -> Iterator[Lane]:
@@ -319,11 +101,11 @@ def _lanes_from(queue: QueueState, partition: int, only: int | None) -> Iterator
 def _cancel(queue: QueueState, request: Cancel) -> Operation:
     results: dict[str, Result] = {}
     by_lane: dict[int, dict[int, str]] = defaultdict(dict)
-    yield from _settled(queue, request.ids)
+    yield from settled(queue, request.ids)
     for item_id in request.ids:
-        place = _locate(queue, item_id)
+        place = locate(queue, item_id)
         if place is None:
-            results[item_id] = _refusal(_no_item(item_id))
+            results[item_id] = refusal(no_item(item_id))
         else:
             by_lane[place[0].index][place[1]] = item_id
     for index, ids in by_lane.items():
@@ -336,7 +118,7 @@ def _cancel(queue: QueueState, request: Cancel) -> Operation:
 
 def _cancel_in(queue: QueueState, numbers: list[int], lane: Lane, now: int) -> dict[int, Seen]:
     """Cancel what can be, and return what each was."""
-    seen = _look(lane, numbers)
+    seen = look(lane, numbers)
     for state in (State.READY, State.SCHEDULED, State.RETRYING):
         chosen = sorted(number for number in seen if seen[number].state == state)
         if chosen:
@@ -349,18 +131,14 @@ def _cancel_in(queue: QueueState, numbers: list[int], lane: Lane, now: int) -> d
 
 def _cancelled(lane: Lane, job: TurnJob, item_id: str, seen: Seen | None) -> Result:
     if seen is None:
-        return _refusal(_no_item(item_id))
+        return refusal(no_item(item_id))
     own = seen.record(job).correlation_id
     correlation_id = own or lane.partition.mint.correlation_id(seen.number, seen.created)
     if seen.state in (State.DEAD, State.COMPLETED, State.CLAIMED):
-        return _refusal(
+        return refusal(
             Conflict(f"item {item_id!r} is {seen.state}; only a waiting or leased one can be cancelled"), correlation_id
         )
     return Result(True, correlation_id, cancelled=True)
-
-
-def _refusal(error: MillpondError, correlation_id: str | None = None) -> Result:
-    return Result(False, correlation_id, ErrorInfo(error.code, error.message))
 
 
 def _clear(queue: QueueState, request: Clear) -> Operation:
@@ -393,7 +171,7 @@ def _clear_in(lane: Lane, states: Iterable[State]) -> dict[str, int]:
 def _redrive(queue: QueueState, request: Redrive) -> Operation:
     done = Redriven(0, 0, {})
     start = request.at
-    yield from _settled(queue, request.ids or ())
+    yield from settled(queue, request.ids or ())
     for lane, numbers in _redrive_candidates(queue, request, done):
         after = 0
         while True:
@@ -424,9 +202,9 @@ def _redrive_candidates(queue: QueueState, request: Redrive, done: Redriven) -> 
         return
     by_lane: dict[int, list[int]] = defaultdict(list)
     for item_id in request.ids:
-        place = _locate(queue, item_id)
+        place = locate(queue, item_id)
         if place is None:
-            done.errors[item_id] = _info(_no_item(item_id))
+            done.errors[item_id] = _info(no_item(item_id))
         else:
             by_lane[place[0].index].append(place[1])
     for index, numbers in by_lane.items():
@@ -437,11 +215,11 @@ def _redrive_page(
     request: Redrive, numbers: list[int] | None, after: int, lane: Lane, now: int
 ) -> tuple[list[int], dict[int, Seen]]:
     if numbers is not None:
-        return numbers, _look(lane, numbers)
+        return numbers, look(lane, numbers)
     states = _LETTERS if lane.partition.totals.get("letters") else (State.DEAD,)
     limit = _redrive_batch(request)
     numbers = sorted(n for state in states for n in lane.partition.numbers_in(state, after, limit))[:limit]
-    return numbers, _look(lane, [n for n in numbers if n not in lane.partition.moving])
+    return numbers, look(lane, [n for n in numbers if n not in lane.partition.moving])
 
 
 def _matching(
@@ -450,7 +228,7 @@ def _matching(
     """The items to bring back, by the queue they go to; None is this one, in place."""
     chosen: dict[str | None, list[int]] = defaultdict(list)
     for number, one in seen.items():
-        item, state = _show(queue, lane, job, one), one.state
+        item, state = show(queue, lane, job, one), one.state
         source = one.record(job).source
         letter = source is not None and source.letter
         if number in lane.partition.moving or state not in (_LETTERS if letter else (State.DEAD,)):
@@ -537,4 +315,33 @@ def partition_stats(lane: Lane) -> PartitionStats:
         counts=lane.partition.counts() if lane.known else {},
         failures=lane.failures,
         error=lane.error,
+        last_number=lane.partition.next_number - 1 if lane.known else 0,
     )
+
+
+# ---- the journal ------------------------------------------------------------------------------------------
+
+
+def _read_journal(queue: QueueState, request: ReadJournal) -> Operation:
+    [lane] = _lanes_from(queue, request.partition, request.partition)
+    last_turn, job = yield lane, partial(_want_journal, request)
+    rows = [JournalTurn(row.turn, row.at, row.events) for row in job.journal[request.after, request.limit]]
+    return JournalPage(incarnation=queue.incarnation, partition=lane.index, rows=rows, last_turn=last_turn)
+
+
+def _want_journal(request: ReadJournal, lane: Lane, now: int) -> int:
+    """The turn in the making is not read: it is not there yet."""
+    lane.draft.journal_wants.add((request.after, request.limit))
+    return lane.partition.turn - 1
+
+
+_OPERATIONS: dict[type[Request], Callable[[QueueState, Any], Operation]] = {
+    GetItem: _get,
+    ListItems: _list,
+    Cancel: _cancel,
+    Clear: _clear,
+    Redrive: _redrive,
+    ReadJournal: _read_journal,
+    **CLAIM_OPERATIONS,
+    **STAGE_OPERATIONS,
+}

@@ -30,8 +30,9 @@ from millpond.history.format import (
 from millpond.model import DeadReason, State
 from millpond.queue.chunks import Chunks
 from millpond.queue.columns import IntColumn
+from millpond.queue.decisions import Decisions
 from millpond.queue.dedup import Dedup, Request
-from millpond.queue.leases import Lease, Leases
+from millpond.queue.leases import Lease, Leases, Spans
 from millpond.queue.ready import Ready
 from millpond.queue.timers import Timers
 from millpond.queue.tokens import Mint
@@ -61,6 +62,37 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     turn: int
 
 
+class Judgement(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What completing a claim does to one of its items instead. `delay` in ms; None is the queue's backoff."""
+
+    dead: bool
+    delay: int | None
+    error: str | None
+
+
+class Hold(msgspec.Struct, array_like=True):
+    """This partition's share of a claim, in the order in which it is read."""
+
+    nonce: bytes
+    claim_id: str
+    owner: str
+    runs: list[int]
+    judged: dict[int, Judgement]
+
+    @property
+    def items(self) -> int:
+        return sum([(run & _COUNT_MASK) + 1 for run in self.runs])
+
+
+class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Staged records: stored like any chunk, under numbers of their own, and known to nobody."""
+
+    first: int
+    count: int
+    meta: bytes | None
+    at: int
+
+
 class Partition:
     def __init__(self, incarnation: str, index: int, dedup_window: int = 300_000) -> None:
         self.index = index
@@ -88,6 +120,10 @@ class Partition:
         self.finish_timers = Timers()
         self.timers = (self.lease_timers, self.due_timers, self.expiry_timers, self.finish_timers)
         self.cancel_asked: set[int] = set()
+        self.claims: dict[bytes, Hold] = {}  # by nonce
+        self.claimed: Spans[Hold] = Spans()
+        self.staged: dict[str, dict[str, list[Piece]]] = {}  # transaction -> chunk -> its records
+        self.decisions = Decisions()  # only in the store that has no items
         self.moving: dict[int, Move] = {}
         self.confirming: dict[bytes, str] = {}  # transfers that their target has not forgotten yet -> target
         self.dedup = Dedup()
@@ -105,8 +141,12 @@ class Partition:
             self.finished,
         )  # nothing ends while it waits: it leaves that column first
         self._transitions: dict[int, Callable[..., None]] = {
-            event: getattr(self, f"on_{event.name.lower()}") for event in Event
+            event: getattr(self, f"on_{event.name.lower()}", None) or self._decision(event) for event in Event
         }
+
+    def _decision(self, event: Event) -> Callable[..., None]:
+        decide = getattr(self.decisions, f"on_{event.name.lower()}")
+        return lambda *arguments: decide(self.at, *arguments)
 
     def change(self, event: Event, *arguments: Any) -> None:
         self.events.append((int(event), *arguments))
@@ -339,6 +379,100 @@ class Partition:
         for name in names:
             self.dedup.arrivals.pop(name, None)
 
+    # ---- transitions of claims ----------------------------------------------------------------------------
+
+    def on_claimed(self, nonce: bytes, claim_id: str, owner: str, runs: Sequence[int]) -> None:
+        hold = self.claims.get(nonce)
+        if hold is None:
+            hold = self.claims[nonce] = Hold(nonce, claim_id, owner, [], {})
+        hold.runs += runs
+        for run in runs:
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            self.ready.remove(self.priorities.get(first, 0), run)
+            self.claimed.add(first, count, hold)
+            self._count("claimed", count)
+
+    def on_unclaimed(self, nonce: bytes, runs: Sequence[int]) -> None:
+        """The last of a claim's items, or all of them, back to where they were: the head."""
+        hold = self.claims[nonce]
+        hold.runs = _without_tail(hold.runs, sum([(run & _COUNT_MASK) + 1 for run in runs]))
+        if not hold.runs:
+            del self.claims[nonce]
+        for run in reversed(runs):
+            self.claimed.remove(run >> RUN_BITS, (run & _COUNT_MASK) + 1)
+            for first, count, priority in reversed(self._by_priority(run)):
+                self.ready.push_front(priority, first, count)
+
+    def on_claim_completed(self, nonce: bytes, owner: str, runs: Sequence[int], keep_until: int) -> None:
+        """The claim is over: these are done, and the others have left it by a verdict."""
+        del self.claims[nonce]
+        for run in runs:
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            self.claimed.remove(first, count)
+            if not keep_until:
+                self._end(first, count)
+            else:
+                for number in range(first, first + count):
+                    self._delivered(number, attempted=True)
+                self._finish(first, count, keep_until << 1)
+                self._drop_states(first, count)
+            self._count("completed", count)
+
+    def on_claim_retried(self, nonce: bytes, owner: str, number: int, due: int, error: str | None) -> None:
+        self._leave(State.CLAIMED, [run_of(number, 1)])
+        if error is not None:
+            self.documents[number] = self.documents.get(number, 0) | HAS_ERROR
+        if due:
+            self._wait(number, due, retrying=True)
+        else:
+            self.ready.push(self.priorities.get(number, 0), number, 1)
+        self._count("retried", 1)
+
+    def on_judged(self, nonce: bytes, verdicts: Sequence[Sequence[Any]]) -> None:
+        judged = self.claims[nonce].judged
+        for number, dead, delay, error in verdicts:
+            judged[number] = Judgement(dead, delay, error)
+
+    # ---- transitions of what is staged --------------------------------------------------------------------
+
+    def on_staged(self, txn: str, chunk: str, first: int, count: int, meta: bytes | None) -> None:
+        self.chunks.reserve(first)
+        self.next_number = first + count
+        self.staged.setdefault(txn, {}).setdefault(chunk, []).append(Piece(first, count, meta, self.at))
+
+    def on_published(
+        self, txn: str, chunk: str, first: int, count: int, deadline: int, meta: bytes | None, dropped: Sequence[int]
+    ) -> None:
+        """`dropped` had a name that was taken."""
+        self._unstage(txn, chunk, first)
+        self.chunks.put_in(first, count, self.at, deadline)
+        self._count("produced", count - len(dropped))
+        if meta is None:
+            self.ready.push(0, first, count)
+            return
+        gone = set(dropped)
+        for number, record in enumerate(decode_meta(meta), first):
+            if number in gone:
+                continue
+            if record is None:
+                self.ready.push(0, number, 1)
+            else:
+                self._place(number, record)
+        for number in dropped:
+            self._end(number, 1)
+
+    def on_unstaged(self, txn: str, chunk: str, first: int) -> None:
+        self._unstage(txn, chunk, first)
+        self.chunk_drops.append(first)
+
+    def _unstage(self, txn: str, chunk: str, first: int) -> None:
+        chunks = self.staged[txn]
+        chunks[chunk] = [piece for piece in chunks[chunk] if piece.first != first]
+        if not chunks[chunk]:
+            del chunks[chunk]
+        if not chunks:
+            del self.staged[txn]
+
     # ---- what the transitions share -----------------------------------------------------------------------
 
     def _place(self, number: int, record: Record) -> None:
@@ -396,6 +530,12 @@ class Partition:
         elif state == State.LEASED:
             self._return(runs, attempted=True)
             self.cancel_asked.difference_update(numbers_of(runs))
+        elif state == State.CLAIMED:
+            for run in runs:
+                first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+                self.claimed.remove(first, count)
+                for number in range(first, first + count):
+                    self._delivered(number, attempted=True)
         elif state in (State.SCHEDULED, State.RETRYING):
             for number in numbers_of(runs):
                 del self.waiting[number]
@@ -477,6 +617,8 @@ class Partition:
                 found[number] = State.DEAD
             elif (kept := self.finished.get(number)) is not None:
                 found[number] = State.CANCELLED if kept & 1 else State.COMPLETED
+            elif self.claims and number in self.claimed:
+                found[number] = State.CLAIMED
             elif number > 0 and self.chunks.is_live(number):
                 found[number] = State.READY
         return found
@@ -501,7 +643,7 @@ class Partition:
                 break
         return found[:limit]
 
-    def _columns_of(self, state: State) -> Sequence[IntColumn | Leases | dict[int, Move]]:
+    def _columns_of(self, state: State) -> Sequence[IntColumn | Spans[Any] | dict[int, Move]]:
         """Those that hold the items of a state; of the ready ones, those that hold all the others."""
         if state == State.LEASED:
             return [self.leased]
@@ -510,8 +652,10 @@ class Partition:
         if state == State.DEAD:
             return [self.dead, self.moving]
         if state == State.READY:
-            return [self.leased, self.waiting, self.dead, self.moving, self.finished]
-        return [self.finished] if state in (State.COMPLETED, State.CANCELLED) else []
+            return [self.leased, self.waiting, self.dead, self.moving, self.finished, self.claimed]
+        if state == State.CLAIMED:
+            return [self.claimed]
+        return [self.finished]
 
     def _is_in(self, number: int, state: State) -> bool:
         """Tells apart the two states that share a column."""
@@ -531,17 +675,31 @@ class Partition:
             State.LEASED: len(self.leased),
             State.RETRYING: retrying,
             State.COMPLETED: len(self.finished) - cancelled,
-            State.CLAIMED: 0,
+            State.CLAIMED: len(self.claimed),
             State.DEAD: len(self.dead) + redriving,
             State.CANCELLED: cancelled,
         }
 
     def live_count(self) -> int:
         """Items that somebody still waits for: what placement and deletion look at."""
-        return self.ready.count + len(self.leased) + len(self.waiting) + len(self.dead) + len(self.moving)
+        held = len(self.leased) + len(self.claimed)
+        return self.ready.count + held + len(self.waiting) + len(self.dead) + len(self.moving)
 
 
-def _within(columns: Iterable[IntColumn | Leases | dict[int, Move]], first: int, count: int) -> set[int]:
+def _without_tail(runs: list[int], count: int) -> list[int]:
+    """Runs without their last `count` items."""
+    runs = runs.copy()
+    while count:
+        items = (runs[-1] & _COUNT_MASK) + 1
+        if items > count:
+            runs[-1] -= count
+            break
+        runs.pop()
+        count -= items
+    return runs
+
+
+def _within(columns: Iterable[IntColumn | Spans[Any] | dict[int, Move]], first: int, count: int) -> set[int]:
     """Those of these neighbours that one of the columns has."""
     held: set[int] = set()
     for column in columns:

@@ -16,7 +16,7 @@ from millpond.queue.requests import Produce
 from millpond.queue.state import QueueState
 
 TURN_BYTES_MAX = 16 << 20  # produced in one commit; more waits for the next, so that no turn takes seconds
-_DISK_FULL = "the disk is full, so nothing can be produced; complete items or make room, then send it again"
+DISK_FULL = "the disk is full, so nothing can be produced; complete items or make room, then send it again"
 
 _encode_reply = msgspec.msgpack.Encoder().encode
 
@@ -71,7 +71,7 @@ def _assign_produce(queue: QueueState, request: Produce, now: int) -> bool:
     if lane is None or not lane.free:
         return False
     if lane.full:
-        raise DiskFull(_DISK_FULL)
+        raise DiskFull(DISK_FULL)
     if lane.draft.size and lane.draft.size + request.size > TURN_BYTES_MAX:
         return False
     for _, number in replaced:
@@ -87,13 +87,13 @@ def choose_writable(queue: QueueState) -> Lane | None:
         return lanes[0]
     lanes = [lane for lane in lanes if lane.writable]
     if lanes:
-        return min(lanes, key=_produce_rank)
+        return min(lanes, key=produce_rank)
     if all(lane.full for lane in queue.lanes.values() if not lane.definition.read_only):
-        raise DiskFull(_DISK_FULL)
+        raise DiskFull(DISK_FULL)
     return None
 
 
-def _produce_rank(lane: Lane) -> tuple[int, int]:
+def produce_rank(lane: Lane) -> tuple[int, int]:
     return lane.failures, lane.partition.live_count() + len(lane.draft.records)
 
 

@@ -150,7 +150,7 @@ def _counts(partition: Partition) -> list[int]:
         len(partition.leased),
         retrying,
         len(finished) - cancelled,
-        0,
+        len(partition.claimed),
         len(partition.dead) + redriving,
         cancelled,
     ]

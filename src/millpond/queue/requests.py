@@ -6,7 +6,7 @@ Arguments are validated before they get here; instants and durations are ms on t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
 
     A Struct, for it is made in a quarter of the time; there is one for every call.
     """
+
+    changes: ClassVar[bool] = False  # whether it takes several turns of which each changes something
 
     at: int = 0
     deadline: int = 0
@@ -149,6 +151,7 @@ class WriteState(Tokens, eq=False):
 class Cancel(Request, eq=False):
     """Reply: list[Result], one an id."""
 
+    changes = True
     ids: Sequence[str]
 
 
@@ -166,17 +169,20 @@ class ListItems(Request, eq=False):
     kind: str | None
     after: tuple[int, int]
     limit: int
+    until: int | None = None
 
 
 class Clear(Request, eq=False):
     """Reply: dict[state, removed]."""
 
+    changes = True
     states: Sequence[State]
 
 
 class Redrive(Request, eq=False):
     """Reply: Redriven. `rate` is items a second, None as fast as it goes."""
 
+    changes = True
     ids: Sequence[str] | None
     filter: RedriveFilter
     rate: float | None = None
@@ -185,6 +191,102 @@ class Redrive(Request, eq=False):
 
 class GetStats(Request, eq=False):
     """Reply: QueueStats."""
+
+
+class ReadJournal(Request, eq=False):
+    """Reply: JournalPage."""
+
+    partition: int
+    after: int
+    limit: int
+
+
+class OpenConsumer(Request, eq=False):
+    """Reply: Consumer."""
+
+    consumer: str
+
+
+class ClaimItems(Request, eq=False):
+    """Reply: Claim."""
+
+    claim_id: str
+    max_items: int
+    max_bytes: int | None = None
+    parts: int = 1
+    wait: int = 0
+    epoch: int | None = None
+    owner: str = ""
+    until: int = 0
+
+    def arrive(self, now: int, timeout: int = REQUEST_TIMEOUT_MS) -> None:
+        super().arrive(now, timeout)
+        self.until = now + self.wait
+
+
+class ReadClaim(Request, eq=False):
+    """Reply: ItemPage of ClaimRows. `after` is how many of the part were read."""
+
+    claim_id: str
+    part: int
+    after: int
+    limit: int
+    epoch: int | None = None
+
+
+class JudgeItem(msgspec.Struct, gc=False):
+    """`delay` None: the queue's backoff."""
+
+    id: str
+    dead: bool
+    delay: int | None = None
+    error: str | None = None
+
+
+class JudgeClaim(Request, eq=False):
+    """Reply: list[Result], one a verdict."""
+
+    changes = True
+    claim_id: str
+    verdicts: Sequence[JudgeItem]
+    epoch: int | None = None
+
+
+class EndClaim(Request, eq=False):
+    """Reply: ClaimEnded."""
+
+    changes = True
+    claim_id: str
+    completed: bool
+    epoch: int | None = None
+
+
+class ListClaims(Request, eq=False):
+    """Reply: list[Claim]."""
+
+
+class StageItems(Request, eq=False):
+    """Reply: Staged."""
+
+    txn: str
+    chunk: str
+    records: list[bytes | Record]
+    size: int
+
+
+class PublishStage(Request, eq=False):
+    """Reply: Published."""
+
+    changes = True
+    txn: str
+    chunks: Sequence[str]
+
+
+class AbortStage(Request, eq=False):
+    """Reply: Staged."""
+
+    changes = True
+    txn: str
 
 
 class Transfer(msgspec.Struct, gc=False):

@@ -10,12 +10,12 @@ from array import array
 
 import msgspec
 
-from millpond.history.format import numbers_of, runs_of
+from millpond.history.format import numbers_of, run_span, runs_of
 from millpond.queue.chunks import Chunks
 from millpond.queue.columns import Dump
 from millpond.queue.dedup import Ended, Request
 from millpond.queue.leases import Lease
-from millpond.queue.partition import Move, Partition
+from millpond.queue.partition import Hold, Move, Partition, Piece
 from millpond.queue.ready import Ready
 from millpond.store.base import Recovered
 
@@ -46,6 +46,9 @@ class Snapshot(msgspec.Struct, array_like=True):
     requests: dict[bytes, Request]
     arrivals: dict[bytes, int]
     totals: dict[str, int]
+    claims: list[Hold] = []
+    staged: dict[str, dict[str, list[Piece]]] = {}
+    decisions: bytes | None = None
 
 
 COLUMNS = ("waiting", "tries", "priorities", "limits", "expiries", "documents", "dead", "finished")
@@ -80,6 +83,9 @@ def take_snapshot(partition: Partition) -> bytes:
             requests=dedup.requests.dump(partition.at, partition.dedup_window),
             arrivals=dedup.arrivals,
             totals=partition.totals,
+            claims=list(partition.claims.values()),
+            staged=partition.staged,
+            decisions=partition.decisions.dump() if partition.decisions else None,
         )
     )
 
@@ -106,6 +112,17 @@ def _restore(partition: Partition, snapshot: Snapshot) -> None:
     partition.dedup.requests.load(snapshot.requests, snapshot.at)
     partition.dedup.arrivals = snapshot.arrivals
     partition.totals = snapshot.totals
+    for hold in snapshot.claims:
+        partition.claims[hold.nonce] = hold
+        for run in hold.runs:
+            span = run_span(run)
+            partition.claimed.add(span.start, len(span), hold)
+    partition.staged = snapshot.staged
+    for pieces in (pieces for chunks in snapshot.staged.values() for pieces in chunks.values()):
+        for piece in pieces:
+            partition.chunks.reserve(piece.first)
+    if snapshot.decisions is not None:
+        partition.decisions.load(snapshot.decisions)
 
 
 def _pack_leases(partition: Partition) -> tuple[list[str], bytes, bytes]:

@@ -4,23 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Protocol
 
 from millpond.errors import MillpondError, OutcomeUnknown, Unavailable
 from millpond.model import QueueDefinition, QueueSettings
-from millpond.queue.lane import Lane
+from millpond.queue.lane import NEVER, Lane
 from millpond.queue.rates import RateMeter
 from millpond.queue.requests import Arrive, Forget, Produce
 from millpond.queue.tokens import TokenReader
 from millpond.queue.waiters import Waiters
 
 
+class Reader(Protocol):
+    """An operation that waits for an item to be ready, `until` that instant."""
+
+    until: int
+
+    def resume(self, value: None) -> None: ...
+
+    def stop(self, error: MillpondError) -> None: ...
+
+
 class QueueState:
     def __init__(
-        self, definition: QueueDefinition, lanes: list[Lane], rng: Random, queue_exists: Callable[[str], bool], now: int
+        self,
+        definition: QueueDefinition,
+        lanes: list[Lane],
+        meta: Lane,
+        rng: Random,
+        queue_exists: Callable[[str], bool],
+        now: int,
     ) -> None:
         self.definition = definition
         self.lanes = {lane.index: lane for lane in lanes}
-        self.free: list[Lane] = []  # those that take part in this turn
+        self.meta = meta  # the lane of the queue's decisions: not opened until somebody needs it
+        self.everyone = lanes.copy()  # all the lanes that are in use: with that one, once it is
+        self.free: list[Lane] = []  # those with items that take part in this turn
+        self.turning: list[Lane] = []  # all that do
+        self.now = now
         self.rng = rng
         self.queue_exists = queue_exists
         self.reader = TokenReader(definition.incarnation)
@@ -31,6 +52,13 @@ class QueueState:
         self.arrives: list[Arrive] = []
         self.outbox: list[Arrive | Forget] = []  # for other queues
         self.sleepers: list[tuple[int, int, Callable[[], None]]] = []  # operations that pace themselves: a heap
+        self.readers: list[Reader] = []  # operations that wait for an item to be ready, and until when
+        self.making: set[str] = set()  # claims and transactions that a request has in hand: not to be tidied up
+        self.unsettled = False  # some partition may have to follow a decision
+        self.sweep_at = NEVER  # when something that was staged has lain long enough
+        self.confirmed: dict[
+            str, set[int]
+        ] = {}  # decisions that only have to be settled -> lanes seen to have followed
 
     @property
     def settings(self) -> QueueSettings:
@@ -48,6 +76,13 @@ class QueueState:
     def find_free(self) -> None:
         """Once a turn: a lane does not become busy until the turn is applied."""
         self.free = [lane for lane in self.lanes.values() if lane.free]
+        self.turning = [lane for lane in self.everyone if lane.free] if self.meta in self.everyone else self.free
+
+    def want_meta(self) -> Lane:
+        """Somebody needs the queue's decisions: from here on its lane is looked after like the others."""
+        if self.meta not in self.everyone:
+            self.everyone.append(self.meta)
+        return self.meta
 
 
 def away(lane: Lane, *, issued: bool) -> MillpondError:

@@ -43,7 +43,7 @@ from millpond.model import (
     State,
 )
 from millpond.queue.bodies import Bodies, Budget
-from millpond.queue.lane import Lane, Status
+from millpond.queue.lane import Lane, Status, meta_lane
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.operations import partition_stats
 from millpond.queue.readings import STALL_MS
@@ -51,7 +51,7 @@ from millpond.queue.requests import Arrive, Forget, GetStats
 from millpond.queue.runner import Runner
 from millpond.service.health import liveness, readiness, registry_check
 from millpond.service.readings import EngineReader
-from millpond.store.base import Registry, StoreFailed, StoreFull, Stores
+from millpond.store.base import META_PARTITION, Registry, StoreFailed, StoreFull, Stores
 
 log = logging.getLogger("millpond.service")
 IDLE_MS = 30_000  # unused for so long, a queue is unloaded
@@ -487,12 +487,15 @@ class QueuesManager:
 
     def _start(self, definition: QueueDefinition) -> None:
         self._drop_alarm(definition.name)
+        durability = definition.settings.durability
         lanes = []
         for one in definition.partitions:
-            store = self._stores[one.store].open(definition.incarnation, one.partition, definition.settings.durability)
+            store = self._stores[one.store].open(definition.incarnation, one.partition, durability)
             lanes.append(Lane(one, store, Bodies(self._budget)))
+        stores = self._stores[definition.partitions[0].store]
+        meta = meta_lane(definition, stores.open(definition.incarnation, META_PARTITION, durability), self._budget)
         rng = Random(self._rng.random())
-        queue = LogicalQueue(definition, lanes, rng, self._definitions.__contains__, self._clock.now())
+        queue = LogicalQueue(definition, lanes, meta, rng, self._definitions.__contains__, self._clock.now())
         seen = self._reader.totals_seen(definition.incarnation)
         self._runners[definition.name] = Runner(queue, self._clock, self._send, self._meter, seen)
         self._meter.loads += 1

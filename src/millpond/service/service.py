@@ -12,16 +12,22 @@ from millpond.clock import Clock
 from millpond.errors import InvalidRequest, LeaseLost, MillpondError
 from millpond.model import (
     CLEAR_STATES,
+    STAGE_ITEMS_MAX,
     Batch,
+    Claim,
+    ClaimEnded,
+    Consumer,
     Duration,
     ErrorInfo,
     Item,
     ItemPage,
     Items,
+    JournalPage,
     LeasedItem,
     LeaseLike,
     OnConflict,
     Produced,
+    Published,
     QueueDefinition,
     QueueInfo,
     QueuePage,
@@ -30,27 +36,38 @@ from millpond.model import (
     Redriven,
     Result,
     Retry,
+    Staged,
     StateWritten,
+    Verdict,
     to_datetime,
 )
 from millpond.queue.dedup import request_digest
 from millpond.queue.holders import foreign
 from millpond.queue.requests import (
+    AbortStage,
     Cancel,
     Clear,
     Complete,
+    EndClaim,
     Extend,
     GetItem,
+    JudgeClaim,
     Lease,
+    ListClaims,
     ListItems,
+    OpenConsumer,
     Produce,
+    PublishStage,
+    ReadClaim,
+    ReadJournal,
     Redrive,
     Request,
     RetryItems,
+    StageItems,
     WriteState,
 )
 from millpond.queue.tokens import lease_incarnation
-from millpond.service import validate
+from millpond.service import validate, validate_claims
 from millpond.service.manager import QueuesManager
 
 T = TypeVar("T")
@@ -241,16 +258,110 @@ class Service:
         partition: int | None = None,
         kind: str | None = None,
         after: str | None = None,
+        until: int | None = None,
         limit: int = 100,
     ) -> ItemPage:
         request = ListItems(
-            None if state is None else validate.states([state], "state")[0],
+            validate.state(state),
             None if partition is None else validate.integer(partition, "partition", 0, 1 << 16),
             None if kind is None else validate.string(kind, "kind"),
             validate.cursor(after),
             validate.list_limit(limit),
+            None if until is None else validate.integer(until, "until", 0, 1 << 62),
         )
         page: ItemPage = await self._ask(queue, request)
+        return page
+
+    # ---- claims -------------------------------------------------------------------------------------------
+
+    async def open_consumer(self, queue: str, consumer: str) -> Consumer:
+        opened: Consumer = await self._ask(queue, OpenConsumer(validate_claims.consumer(consumer)))
+        return opened
+
+    async def claim(
+        self,
+        queue: str,
+        claim_id: str,
+        *,
+        max_items: int = 10_000,
+        max_bytes: int | None = None,
+        parts: int = 1,
+        wait: Duration = 0,
+        epoch: int | None = None,
+        owner: str = "",
+    ) -> Claim:
+        request = validate_claims.claim(claim_id, max_items, max_bytes, parts, wait, epoch, owner)
+        claim: Claim = await self._ask(queue, request)
+        return claim
+
+    async def read_claim(
+        self,
+        queue: str,
+        claim_id: str,
+        *,
+        part: int = 0,
+        after: str | None = None,
+        limit: int = 1_000,
+        epoch: int | None = None,
+    ) -> ItemPage:
+        request = ReadClaim(
+            validate_claims.name(claim_id, "claim_id"),
+            validate.integer(part, "part", 0, 1 << 31),
+            validate_claims.after(after),
+            validate_claims.page_limit(limit),
+            validate_claims.epoch(epoch),
+        )
+        page: ItemPage = await self._ask(queue, request)
+        return page
+
+    async def give_verdicts(
+        self, queue: str, claim_id: str, verdicts: Sequence[Verdict], *, epoch: int | None = None
+    ) -> Sequence[Result]:
+        checked, given = validate_claims.name(claim_id, "claim_id"), validate_claims.verdicts(verdicts)
+        results: Sequence[Result] = await self._ask(queue, JudgeClaim(checked, given, validate_claims.epoch(epoch)))
+        return results
+
+    async def complete_claim(self, queue: str, claim_id: str, *, epoch: int | None = None) -> ClaimEnded:
+        return await self._end_claim(queue, claim_id, True, epoch)
+
+    async def release_claim(self, queue: str, claim_id: str, *, epoch: int | None = None) -> ClaimEnded:
+        return await self._end_claim(queue, claim_id, False, epoch)
+
+    async def _end_claim(self, queue: str, claim_id: str, completed: bool, epoch: int | None) -> ClaimEnded:
+        checked = validate_claims.name(claim_id, "claim_id")
+        ended: ClaimEnded = await self._ask(queue, EndClaim(checked, completed, validate_claims.epoch(epoch)))
+        return ended
+
+    async def list_claims(self, queue: str) -> Sequence[Claim]:
+        claims: Sequence[Claim] = await self._ask(queue, ListClaims())
+        return claims
+
+    # ---- stages -------------------------------------------------------------------------------------------
+
+    async def stage(self, queue: str, txn: str, chunk: str, items: Items) -> Staged:
+        named = validate_claims.name(txn, "txn"), validate_claims.name(chunk, "chunk")
+        records, size, _ = validate.new_items(items, self._clock.now, STAGE_ITEMS_MAX)
+        staged: Staged = await self._ask(queue, StageItems(*named, records, size))
+        return staged
+
+    async def publish_stage(self, queue: str, txn: str, chunks: Sequence[str]) -> Published:
+        request = PublishStage(validate_claims.name(txn, "txn"), validate_claims.chunks(chunks))
+        published: Published = await self._ask(queue, request)
+        return published
+
+    async def abort_stage(self, queue: str, txn: str) -> Staged:
+        staged: Staged = await self._ask(queue, AbortStage(validate_claims.name(txn, "txn")))
+        return staged
+
+    # ---- history ------------------------------------------------------------------------------------------
+
+    async def read_journal(self, queue: str, *, partition: int = 0, after: int = 0, limit: int = 500) -> JournalPage:
+        request = ReadJournal(
+            validate.integer(partition, "partition", 0, 1 << 16),
+            validate.integer(after, "after", 0, 1 << 62),
+            validate_claims.journal_limit(limit),
+        )
+        page: JournalPage = await self._ask(queue, request)
         return page
 
     # ---- shared -------------------------------------------------------------------------------------------

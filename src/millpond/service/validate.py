@@ -168,11 +168,13 @@ def _utf8(value: str, name: str) -> bytes:
 # ---- produce ----------------------------------------------------------------------------------------------
 
 
-def new_items(items: Items, clock: Callable[[], int]) -> tuple[list[bytes | Record], int, bool]:
+def new_items(
+    items: Items, clock: Callable[[], int], limit: int = PRODUCE_BATCH_MAX
+) -> tuple[list[bytes | Record], int, bool]:
     """Records, their bytes together, and whether any has an id or key of its own."""
     if isinstance(items, bytes | str) or not isinstance(items, Sequence):
         raise InvalidRequest(f"items is a list of items, not {_type(items)}; put a single one into a list")
-    _batch(len(items), "items", PRODUCE_BATCH_MAX)
+    batch(len(items), "items", limit)
     if set(map(type, items)) == {bytes}:
         records: list[bytes | Record] = list(items)  # type: ignore[arg-type]
         total = sum(map(len, records))  # type: ignore[arg-type]
@@ -279,7 +281,7 @@ def request_id(value: Any) -> str | None:
     return None if value is None else _key(value, "request_id")
 
 
-def _batch(count: int, name: str, limit: int) -> None:
+def batch(count: int, name: str, limit: int) -> None:
     if count == 0:
         raise InvalidRequest(f"{name} is empty; give at least one")
     if count > limit:
@@ -308,7 +310,7 @@ def leases(value: Any) -> Sequence[LeaseLike]:
         return value
     if isinstance(value, str | bytes | LeasedItem) or not isinstance(value, Sequence):
         raise InvalidRequest(f"leases is a list of items or tokens, not {_type(value)}; put a single one into a list")
-    _batch(len(value), "leases", TOKEN_BATCH_MAX)
+    batch(len(value), "leases", TOKEN_BATCH_MAX)
     if not all(issubclass(kind, str | LeasedItem) for kind in set(map(type, value))):
         index, lease = next((place, one) for place, one in enumerate(value) if not isinstance(one, str | LeasedItem))
         raise InvalidRequest(f"leases[{index}] is {_type(lease)}; give the leased item or its `lease`")
@@ -318,14 +320,14 @@ def leases(value: Any) -> Sequence[LeaseLike]:
 def ids(value: Any) -> list[str]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise InvalidRequest(f"ids is a list of item ids, not {_type(value)}; put a single one into a list")
-    _batch(len(value), "ids", TOKEN_BATCH_MAX)
+    batch(len(value), "ids", TOKEN_BATCH_MAX)
     return [string(one, f"ids[{index}]") for index, one in enumerate(value)]
 
 
 def retries(items: Any, now: int) -> list[RetryItem]:
     if isinstance(items, str | bytes | Retry | LeasedItem) or not isinstance(items, Sequence):
         raise InvalidRequest(f"items is a list, not {_type(items)}; put a single one into a list")
-    _batch(len(items), "items", TOKEN_BATCH_MAX)
+    batch(len(items), "items", TOKEN_BATCH_MAX)
     return [_retry(item, f"items[{index}]", now) for index, item in enumerate(items)]
 
 
@@ -343,11 +345,13 @@ def _retry(item: Any, where: str, now: int) -> RetryItem:
         due = now + duration_ms(item.delay, f"{where}.delay")
     elif item.retry_at is not None:
         due = instant_ms(item.retry_at, f"{where}.retry_at")
-    error = None
-    if item.error is not None:
-        error = string(item.error, f"{where}.error", 1 << 30)[:ERROR_CHARS_MAX]
+    error = error_text(item.error, f"{where}.error")
     deferred = one_of(item.intent, f"{where}.intent", ("failure", "defer")) == "defer"
     return RetryItem(item.lease, deferred, due, error, boolean(item.dead, f"{where}.dead"))
+
+
+def error_text(value: Any, name: str) -> str | None:
+    return None if value is None else string(value, name, 1 << 30)[:ERROR_CHARS_MAX]
 
 
 def document(value: Any, name: str) -> bytes:
@@ -383,11 +387,16 @@ def _check_document(value: Any, name: str) -> None:
     raise InvalidRequest(f"{name} is nested too deeply; use at most {STATE_DOC_DEPTH_MAX} levels")
 
 
-def states(value: Any, name: str = "states") -> list[State]:
+def states(value: Any) -> list[State]:
+    """What can be cleared: what is claimed cannot."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
-        raise InvalidRequest(f"{name} is a list of states; give at least one")
+        raise InvalidRequest("states is a list of states; give at least one")
     choices = [state for state in State if state != State.CLAIMED]
-    return list(dict.fromkeys(State(one_of(state, name, choices)) for state in value))
+    return list(dict.fromkeys(State(one_of(state, "states", choices)) for state in value))
+
+
+def state(value: Any) -> State | None:
+    return None if value is None else State(one_of(value, "state", list(State)))
 
 
 def list_limit(value: Any) -> int:

@@ -18,6 +18,9 @@ import msgspec
 from millpond.model import QueueDefinition
 
 
+META_PARTITION = -1  # where a queue keeps what it decides over all its partitions: a store like theirs, without items
+
+
 class StoreFailed(Exception):
     """Reading or writing failed. After a failed commit nobody knows whether it was written: recover to learn."""
 

@@ -20,7 +20,7 @@ import apsw
 import msgspec
 
 from millpond.model import QueueDefinition
-from millpond.store.base import JournalRow, Recovered, Store, StoreFailed, StoreFull, Turn
+from millpond.store.base import META_PARTITION, JournalRow, Recovered, Store, StoreFailed, StoreFull, Turn
 from millpond.store.disk import NO_FILES, Reserve, bytes_of, make_directory, out_of_files, sync_directory
 
 PAGE_BYTES = 8192  # measured: a chunk of 100 small items is three pages
@@ -420,7 +420,7 @@ def bindings_of(turn: Turn, total: int, snapshot_turn: int) -> tuple[Any, ...]:
 
 
 class SqliteStores:
-    """`<directory>/queues/<incarnation>/<partition>.db`, and the reserve beside them."""
+    """`<directory>/queues/<incarnation>/<partition>.db`, a `decisions.db` there, and the reserve beside them."""
 
     def __init__(self, directory: Path, vfs: str | None = None, reserve_bytes: int = RESERVE_BYTES) -> None:
         self._directory = directory.absolute()
@@ -428,7 +428,8 @@ class SqliteStores:
         self._reserve = Reserve(self._directory / "reserve", reserve_bytes)
 
     def open(self, incarnation: str, partition: int, durability: str) -> Store:
-        path = self._directory / "queues" / incarnation / f"{partition}.db"
+        name = "decisions" if partition == META_PARTITION else str(partition)
+        path = self._directory / "queues" / incarnation / f"{name}.db"
         return SqliteStore(path, durability, self._reserve, self._vfs)
 
     def incarnations(self) -> list[str]:

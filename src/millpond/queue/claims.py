@@ -1,0 +1,500 @@
+"""Claims: named sets of items over all partitions, for a batch reader that may come back for them after a crash.
+
+The items are taken in each partition first; then one decision seals them as the claim, and until that they are nobody's
+(`queue.settling` gives back what was never sealed). Completing and releasing are one decision too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from millpond.errors import (
+    ClaimFinished,
+    Conflict,
+    Fenced,
+    InvalidRequest,
+    MillpondError,
+    NotFound,
+    Unavailable,
+)
+from millpond.history.format import Event, Record, decode_state, run_span
+from millpond.model import (
+    CLAIM_PAGE_BYTES,
+    Claim,
+    ClaimEnded,
+    ClaimPart,
+    ClaimRows,
+    ClaimRun,
+    Consumer,
+    Item,
+    ItemPage,
+    Result,
+    State,
+    to_datetime,
+)
+from millpond.queue.decisions import ClaimMark, Decisions, Ending, split_number
+from millpond.queue.drive import Late, Operation, Wait
+from millpond.queue.lane import CHUNK_BYTES_MAX, Lane, Status, TurnJob
+from millpond.queue.lease import lease_rank
+from millpond.queue.looking import locate, refusal, settled
+from millpond.queue.partition import ERROR_PART, STATE_PART, VERSION_BITS
+from millpond.queue.requests import (
+    ClaimItems,
+    EndClaim,
+    JudgeClaim,
+    JudgeItem,
+    ListClaims,
+    OpenConsumer,
+    ReadClaim,
+    Request,
+)
+from millpond.queue.settling import claim_key, complete_in, release_in, slice_runs
+from millpond.queue.state import QueueState
+
+CHUNKS_MIN = CLAIM_PAGE_BYTES // CHUNK_BYTES_MAX  # read at a time, before it is known how large they are
+CHUNKS_MAX = 2_000  # and at most: chunks of one item are small, but each is a look-up
+
+Piece = tuple[int, int, int, int, int]  # chunk, from, to, created, deadline
+Marks = dict[int, tuple[int, int, int]]  # of items that were tried before: attempts, deliveries, state's version
+
+
+# ---- consumers --------------------------------------------------------------------------------------------
+
+
+def _open_consumer(queue: QueueState, request: OpenConsumer) -> Operation:
+    consumer, _ = yield queue.want_meta(), partial(_open, request.consumer)
+    return consumer
+
+
+def _open(name: str, lane: Lane, now: int) -> Consumer:
+    consumers = lane.partition.decisions.consumers
+    known = consumers.get(name)
+    lane.partition.change(Event.CONSUMER_OPENED, name, known.epoch + 1 if known is not None else 1)
+    return Consumer(consumer=name, epoch=consumers[name].epoch, last_completed=consumers[name].last_completed)
+
+
+def _fenced(decisions: Decisions, claim_id: str, epoch: int | None) -> MillpondError | None:
+    """Why a claim may not be touched with this epoch. An operator comes without one."""
+    numbered = split_number(claim_id)
+    known = decisions.consumers.get(numbered[0]) if numbered is not None else None
+    if epoch is None:
+        return None
+    if numbered is None or known is None:
+        return InvalidRequest(f"claim {claim_id!r} is no consumer's, so it has no epoch; leave the epoch out")
+    if epoch != known.epoch:
+        return Fenced(
+            f"consumer {numbered[0]!r} was opened again (epoch {known.epoch}, not {epoch}): another run reads it now;"
+            " stop this one, or give each its own consumer",
+            epoch=known.epoch,
+        )
+    return None
+
+
+# ---- claim ------------------------------------------------------------------------------------------------
+
+
+def _claim(queue: QueueState, request: ClaimItems) -> Operation:
+    found, _ = yield queue.want_meta(), partial(_find, request)
+    if isinstance(found, MillpondError):
+        raise found
+    if found is not None:
+        return found
+    return (yield from _alone(queue, request.claim_id, _make(queue, request)))
+
+
+def _alone(queue: QueueState, claim_id: str, operation: Operation) -> Operation:
+    """One request at a time has a claim in hand; what it leaves undone is settled after it."""
+    key = claim_key(claim_id)
+    if key in queue.making:
+        raise Unavailable(f"another request has claim {claim_id!r} in hand; ask again in a moment")
+    queue.making.add(key)
+    try:
+        return (yield from operation)
+    finally:
+        queue.making.discard(key)
+        queue.unsettled = True
+
+
+def _find(request: ClaimItems, lane: Lane, now: int) -> Claim | MillpondError | None:
+    """The claim if it was made, or why it cannot be; None if it can."""
+    decisions, claim_id = lane.partition.decisions, request.claim_id
+    if (error := _fenced(decisions, claim_id, request.epoch) or _unfit(decisions, request)) is not None:
+        return error
+    claim = decisions.claims.get(claim_id)
+    if claim is None:
+        return None
+    if claim.ending == Ending.RELEASED:
+        return Unavailable(f"claim {claim_id!r} is being released; ask again in a moment")
+    return _shown(claim)
+
+
+def _unfit(decisions: Decisions, request: ClaimItems) -> MillpondError | None:
+    """What is wrong with the name."""
+    claim_id, numbered = request.claim_id, split_number(request.claim_id)
+    if decisions.is_finished(claim_id):
+        return ClaimFinished(f"claim {claim_id!r} was completed; claim the next items under another name")
+    if numbered is None:
+        return None
+    consumer, number = numbered
+    known = decisions.consumers.get(consumer)
+    if known is None or request.epoch is None:
+        return InvalidRequest(
+            f"claim {claim_id!r} is named as one of consumer {consumer!r}; open the consumer first and send its epoch,"
+            " or choose a name that does not end in a number"
+        )
+    if number != known.last_completed + 1:
+        return Conflict(
+            f"consumer {consumer!r} has completed claim {known.last_completed}, so the next is"
+            f" {known.last_completed + 1}, not {number}; go on from there, or use a new consumer",
+            last_completed=known.last_completed,
+        )
+    return None
+
+
+def _make(queue: QueueState, request: ClaimItems) -> Operation:
+    nonce = queue.rng.randbytes(8)
+    taken = yield from _gather(queue, request, nonce)
+    if taken and request.max_bytes is not None:
+        taken = yield from _cut(queue, taken, nonce, request.max_bytes)
+    if not taken:
+        return Claim(claim_id=request.claim_id, items=0)
+    parts = _parts(taken, request.parts)
+    sealed, _ = yield queue.meta, partial(_seal, request, nonce, parts)
+    if isinstance(sealed, MillpondError):
+        yield [(lane, lambda lane, now: release_in(queue, lane, nonce, now)) for lane, _ in taken]
+        raise sealed
+    return sealed
+
+
+def _gather(queue: QueueState, request: ClaimItems, nonce: bytes) -> Operation:
+    """Take items, as many as there are; wait for the first. Returns the lanes with how many each gave."""
+    unread = [lane for lane in queue.lanes.values() if lane.status == Status.CLOSED]
+    if unread:
+        yield [(lane, lambda lane, now: None) for lane in unread]
+    while True:
+        plan = list(_plan(queue, request.max_items))
+        if plan:
+            counts = yield [Late(lane, partial(_take, queue, request, nonce, count)) for lane, count in plan]
+            taken = [(lane, count) for (lane, _), (count, _) in zip(plan, counts, strict=True) if count]
+            if taken:
+                return taken
+        if queue.now >= request.until:
+            return []
+        yield Wait(request.until)
+
+
+def _plan(queue: QueueState, items: int) -> Iterator[tuple[Lane, int]]:
+    """From which lanes to take how many, in the order in which leases would."""
+    if queue.definition.paused:
+        return
+    lanes = [lane for lane in queue.lanes.values() if lane.status == Status.OPEN and lane.partition.ready.count]
+    for lane in sorted(lanes, key=lease_rank):
+        count = min(items, lane.partition.ready.count)
+        if count:
+            yield lane, count
+        items -= count
+
+
+def _take(queue: QueueState, request: ClaimItems, nonce: bytes, count: int, lane: Lane, now: int) -> int:
+    if queue.definition.paused:
+        return 0
+    left, ready = count, lane.partition.ready
+    while left and ready.count:
+        runs = ready.peek(left)
+        lane.partition.change(Event.CLAIMED, nonce, request.claim_id, request.owner, runs)
+        left -= sum(len(run_span(run)) for run in runs)
+    return count - left
+
+
+def _cut(queue: QueueState, taken: list[tuple[Lane, int]], nonce: bytes, room: int) -> Operation:
+    """Give back what goes beyond so many bytes; the first item stays, whatever its size."""
+    kept: list[tuple[Lane, int]] = []
+    for lane, count in taken:
+        keep = 0
+        while room > 0 and keep < count:
+            (pieces, _), job = yield lane, partial(_want, nonce, keep, count - keep, CHUNKS_MIN)
+            for size in _sizes(job, pieces):
+                room -= size
+                if room < 0 and (keep or kept):
+                    break
+                keep += 1
+        if keep < count:
+            yield lane, partial(_release_tail, queue, nonce, keep)
+        if keep:
+            kept.append((lane, keep))
+    return kept
+
+
+def _sizes(job: TurnJob, pieces: Sequence[Piece]) -> Iterator[int]:
+    for chunk, low, high, _, _ in pieces:
+        for record in job.records[chunk][low - chunk : high - chunk]:
+            yield len(record.payload if isinstance(record, Record) else record or b"")
+
+
+def _release_tail(queue: QueueState, nonce: bytes, keep: int, lane: Lane, now: int) -> int:
+    return release_in(queue, lane, nonce, now, keep)
+
+
+def _parts(taken: list[tuple[Lane, int]], wanted: int) -> list[tuple[int, int, int]]:
+    """Parts of about the same size; none spans two partitions."""
+    size = -(-sum(count for _, count in taken) // wanted)
+    return [(lane.index, start, min(size, count - start)) for lane, count in taken for start in range(0, count, size)]
+
+
+def _seal(
+    request: ClaimItems, nonce: bytes, parts: list[tuple[int, int, int]], lane: Lane, now: int
+) -> Claim | MillpondError:
+    found = _find(request, lane, now)  # the consumer may have been opened again meanwhile
+    if found is not None:
+        return found if isinstance(found, MillpondError) else Conflict(f"claim {request.claim_id!r} exists already")
+    lane.partition.change(Event.CLAIM_SEALED, nonce, request.claim_id, request.owner, request.epoch, parts)
+    return _shown(lane.partition.decisions.claims[request.claim_id])
+
+
+def _shown(claim: ClaimMark) -> Claim:
+    return Claim(
+        claim_id=claim.claim_id,
+        items=claim.items,
+        parts=[ClaimPart(place, count) for place, (_, _, count) in enumerate(claim.parts)],
+        owner=claim.owner,
+        epoch=claim.epoch,
+        created_at=to_datetime(claim.at),
+        status=_STATUS[claim.ending],
+    )
+
+
+_STATUS: dict[int, Any] = {Ending.OPEN: "open", Ending.COMPLETED: "completing", Ending.RELEASED: "releasing"}
+
+
+def _list_claims(queue: QueueState, request: ListClaims) -> Operation:
+    claims, _ = yield queue.want_meta(), lambda lane, now: [*map(_shown, lane.partition.decisions.claims.values())]
+    return claims
+
+
+# ---- read -------------------------------------------------------------------------------------------------
+
+
+def _read_claim(queue: QueueState, request: ReadClaim) -> Operation:
+    claim, _ = yield queue.want_meta(), partial(_open_claim, request.claim_id, request.epoch)
+    if isinstance(claim, MillpondError):
+        raise claim
+    if request.part >= len(claim.parts):
+        raise InvalidRequest(f"claim {claim.claim_id!r} has {len(claim.parts)} parts, from 0 on, and no {request.part}")
+    partition, start, count = claim.parts[request.part]
+    lane = queue.lanes[partition]
+    runs: list[ClaimRun] = []
+    at, end, size, chunks = request.after, min(count, request.after + request.limit), 0, CHUNKS_MIN
+    while at < end and size < CLAIM_PAGE_BYTES:
+        (pieces, marks), job = yield lane, partial(_want, claim.nonce, start + at, end - at, chunks)
+        if not pieces:
+            raise _no_claim(claim.claim_id)
+        runs += [_run(queue, lane, job, piece, marks) for piece in pieces]
+        at += sum(high - low for _, low, high, _, _ in pieces)
+        size += sum(_sizes(job, pieces))
+        chunks = min(CHUNKS_MAX, max(CHUNKS_MIN, CLAIM_PAGE_BYTES * len(runs) // (size + 1)))
+    return ItemPage(ClaimRows(runs), str(at) if at < count else None)
+
+
+def _open_claim(claim_id: str, epoch: int | None, lane: Lane, now: int) -> ClaimMark | MillpondError:
+    decisions = lane.partition.decisions
+    if (error := _fenced(decisions, claim_id, epoch)) is not None:
+        return error
+    if decisions.is_finished(claim_id):
+        return ClaimFinished(f"claim {claim_id!r} was completed: its items are done and gone")
+    claim = decisions.claims.get(claim_id)
+    return claim if claim is not None and claim.ending == Ending.OPEN else _no_claim(claim_id)
+
+
+def _no_claim(claim_id: str) -> NotFound:
+    return NotFound(
+        f"there is no claim {claim_id!r}; it was released, and its items are back in the queue, or it was never made",
+        claim_id=claim_id,
+    )
+
+
+def _want(nonce: bytes, start: int, count: int, chunks: int, lane: Lane, now: int) -> tuple[list[Piece], Marks]:
+    """The next of a claim's items, of at most so many chunks; nothing if the claim has gone."""
+    partition = lane.partition
+    hold = partition.claims.get(nonce)
+    pieces: list[Piece] = []
+    marks: Marks = {}
+    for run in slice_runs(hold.runs, start, start + count) if hold is not None else ():
+        span = run_span(run)
+        for chunk, low, high, created in islice(partition.chunks.pieces(span.start, len(span)), chunks - len(pieces)):
+            pieces.append((chunk, low, high, created, partition.chunks.deadline_of(low)))
+            lane.want(low, high - low)
+            marks.update(_marks(lane, low, high - low))
+        if len(pieces) >= chunks:
+            break
+    return pieces, marks
+
+
+def _marks(lane: Lane, first: int, count: int) -> Marks:
+    """What the records do not tell."""
+    partition, marks = lane.partition, {}
+    for number in {*partition.tries.within(first, count), *partition.documents.within(first, count)}:
+        lane.want_documents(number)
+        marks[number] = (*partition.tried(number), partition.documents.get(number, 0) >> VERSION_BITS)
+    return marks
+
+
+def _run(queue: QueueState, lane: Lane, job: TurnJob, piece: Piece, marks: Marks) -> ClaimRun:
+    chunk, low, high, created, deadline = piece
+    records = job.records[chunk][low - chunk : high - chunk]
+    run = ClaimRun(
+        mint=lane.partition.mint,
+        partition=lane.index,
+        first=low,
+        created=created,
+        deadline=deadline,
+        max_attempts=queue.settings.max_attempts,
+        payloads=records,  # type: ignore[arg-type]
+        known={},
+    )
+    if not marks and set(map(type, records)) == {bytes}:
+        return run
+    for number, record in enumerate(records, low):
+        assert record is not None, "a live item has a record"
+        if isinstance(record, Record) or number in marks:
+            full = record if isinstance(record, Record) else Record(record)
+            run.known[number] = _item(run, job, number, full, marks.get(number, (0, 0, 0)))
+    run.payloads = [record.payload if isinstance(record, Record) else record or b"" for record in records]
+    return run
+
+
+def _item(run: ClaimRun, job: TurnJob, number: int, record: Record, mark: tuple[int, int, int]) -> Item:
+    error = job.documents.get(number << 2 | ERROR_PART)
+    source = record.source
+    return Item(
+        id=record.id or run.mint.id(number),
+        state=State.CLAIMED,
+        partition=run.partition,
+        payload=record.payload,
+        correlation_id=record.correlation_id or run.mint.correlation_id(number, run.created),
+        created_at=to_datetime(run.created),
+        expire_deadline=to_datetime(record.expire_deadline or run.deadline),
+        attempts=mark[0],
+        deliveries=mark[1],
+        max_attempts=run.max_attempts if record.max_attempts < 0 else record.max_attempts,
+        key=record.key,
+        kind=record.kind,
+        encoding=record.encoding,
+        reference=record.reference,
+        priority=record.priority,
+        state_doc=decode_state(job.documents.get(number << 2 | STATE_PART)),
+        state_version=mark[2],
+        last_error=None if error is None else error.decode(),
+        dead_reason=source.reason if source else None,
+        source_queue=source.queue if source else None,
+        source_id=source.id if source else None,
+        source_attempts=source.attempts if source else None,
+    )
+
+
+# ---- verdicts ---------------------------------------------------------------------------------------------
+
+
+def _judge(queue: QueueState, request: JudgeClaim) -> Operation:
+    claim, _ = yield queue.want_meta(), partial(_open_claim, request.claim_id, request.epoch)
+    if isinstance(claim, MillpondError):
+        raise claim
+    yield from settled(queue, [verdict.id for verdict in request.verdicts])
+    results: dict[int, Result] = {}
+    by_lane: dict[int, dict[int, tuple[int, JudgeItem]]] = {}
+    for place, verdict in enumerate(request.verdicts):
+        found = locate(queue, verdict.id)
+        if found is None:
+            results[place] = refusal(_not_claimed(verdict.id, claim))
+        else:
+            by_lane.setdefault(found[0].index, {})[place] = found[1], verdict
+    for index, verdicts in by_lane.items():
+        judged, _ = yield queue.lanes[index], partial(_judge_in, claim, verdicts)
+        results.update(judged)
+    return [results[place] for place in range(len(request.verdicts))]
+
+
+def _judge_in(claim: ClaimMark, verdicts: dict[int, tuple[int, JudgeItem]], lane: Lane, now: int) -> dict[int, Result]:
+    results: dict[int, Result] = {}
+    noted: list[tuple[int, bool, int | None, str | None]] = []
+    for place, (number, verdict) in verdicts.items():
+        hold = lane.partition.claimed.get(number)
+        if hold is None or hold.nonce != claim.nonce:
+            results[place] = refusal(_not_claimed(verdict.id, claim))
+            continue
+        noted.append((number, verdict.dead, verdict.delay, verdict.error))
+        results[place] = Result(True)
+    if noted:
+        lane.partition.change(Event.JUDGED, claim.nonce, noted)
+    return results
+
+
+def _not_claimed(item_id: str, claim: ClaimMark) -> NotFound:
+    return NotFound(f"item {item_id!r} is not in claim {claim.claim_id!r}; a verdict is given on what was read from it")
+
+
+# ---- complete and release ---------------------------------------------------------------------------------
+
+
+def _end_claim(queue: QueueState, request: EndClaim) -> Operation:
+    return (yield from _alone(queue, request.claim_id, _end(queue, request)))
+
+
+def _end(queue: QueueState, request: EndClaim) -> Operation:
+    claim, _ = yield queue.want_meta(), partial(_decide, request)
+    if isinstance(claim, MillpondError):
+        raise claim
+    if claim is None:
+        return ClaimEnded(request.claim_id, 0)
+    lanes = [queue.lanes[index] for index in sorted(claim.partitions) if index in queue.lanes]
+    outcomes = yield [(lane, partial(_end_in, queue, request, claim.nonce)) for lane in lanes]
+    done, retried, dead = map(sum, zip(*(outcome for outcome, _ in outcomes), strict=True))
+    return ClaimEnded(request.claim_id, done, retried, dead)
+
+
+def _decide(request: EndClaim, lane: Lane, now: int) -> ClaimMark | MillpondError | None:
+    """The claim whose end is decided; None if it was completed long ago, which is as good."""
+    decisions, claim_id = lane.partition.decisions, request.claim_id
+    if (error := _fenced(decisions, claim_id, request.epoch)) is not None:
+        return error
+    claim = decisions.claims.get(claim_id)
+    ending = Ending.COMPLETED if request.completed else Ending.RELEASED
+    if decisions.is_finished(claim_id) and not request.completed:
+        return ClaimFinished(f"claim {claim_id!r} was completed, and cannot be released any more")
+    if claim is None:
+        return None if decisions.is_finished(claim_id) else _no_claim(claim_id)
+    if claim.ending == Ending.OPEN:
+        lane.partition.change(Event.CLAIM_ENDING, claim_id, ending)
+    return claim if claim.ending == ending else _no_claim(claim_id)
+
+
+def _end_in(queue: QueueState, request: EndClaim, nonce: bytes, lane: Lane, now: int) -> tuple[int, int, int]:
+    if request.completed:
+        return complete_in(queue, lane, nonce, now)
+    return release_in(queue, lane, nonce, now), 0, 0
+
+
+# ---- waiting ----------------------------------------------------------------------------------------------
+
+
+def wake_readers(queue: QueueState, now: int) -> None:
+    """Claims that wait for an item go on when one is ready that no lease wanted, or when their time is over."""
+    ready = not queue.definition.paused and any(lane.partition.ready.count for lane in queue.free)
+    readers, queue.readers = queue.readers, []
+    for reader in readers:
+        if ready or reader.until <= now:
+            reader.resume(None)
+        else:
+            queue.readers.append(reader)
+
+
+CLAIM_OPERATIONS: dict[type[Request], Callable[[QueueState, Any], Operation]] = {
+    OpenConsumer: _open_consumer,
+    ClaimItems: _claim,
+    ReadClaim: _read_claim,
+    JudgeClaim: _judge,
+    EndClaim: _end_claim,
+    ListClaims: _list_claims,
+}

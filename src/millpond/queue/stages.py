@@ -1,0 +1,163 @@
+"""Transactions: items that are staged chunk by chunk, where nobody sees them, and published all at once.
+
+The chunks lie in several partitions. Publishing is one decision, which says of each chunk whose copy counts;
+what the partitions then do is in `queue.settling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from millpond.errors import Conflict, DiskFull, InvalidRequest, MillpondError, NotFound, Unavailable
+from millpond.history.format import Event, Record
+from millpond.model import Published, Staged
+from millpond.queue.drive import Operation
+from millpond.queue.lane import Lane, Status
+from millpond.queue.names import Held
+from millpond.queue.produce import DISK_FULL, TURN_BYTES_MAX, produce_rank
+from millpond.queue.requests import AbortStage, PublishStage, Request, StageItems
+from millpond.queue.settling import Chosen, drop_in, publish_in, txn_key
+from millpond.queue.state import QueueState
+from millpond.queue.tokens import read_id
+
+
+def _stage(queue: QueueState, request: StageItems) -> Operation:
+    _check_ids(queue, request)
+    published, _ = yield queue.want_meta(), lambda lane, now: lane.partition.decisions.is_published(request.txn)
+    if published:
+        raise Conflict(f"transaction {request.txn!r} was published already, and takes nothing more; begin another")
+    lane = _lane_of(queue, request) or _writable(queue)
+    staged: Staged | MillpondError | None = None
+    while staged is None:
+        staged, _ = yield lane, partial(_stage_in, request)
+    if isinstance(staged, MillpondError):
+        raise staged
+    queue.unsettled = True  # it has to be swept some day
+    return staged
+
+
+def _check_ids(queue: QueueState, request: StageItems) -> None:
+    for record in request.records:
+        own = record.id if isinstance(record, Record) else None
+        if own is not None and read_id(queue.incarnation, own) is not None:
+            raise InvalidRequest(f"id {own!r} has the form of the ids that this queue assigns; choose another")
+
+
+def _lane_of(queue: QueueState, request: StageItems) -> Lane | None:
+    """Where the chunk is already: it is sent again."""
+    lanes = (lane for lane in queue.lanes.values() if lane.known)
+    return next((lane for lane in lanes if request.chunk in lane.partition.staged.get(request.txn, ())), None)
+
+
+def _writable(queue: QueueState) -> Lane:
+    lanes = [lane for lane in queue.lanes.values() if lane.writable]
+    if not lanes:
+        raise DiskFull(DISK_FULL)
+    return min(lanes, key=lambda lane: (lane.status != Status.OPEN, *(produce_rank(lane) if lane.known else ())))
+
+
+def _stage_in(request: StageItems, lane: Lane, now: int) -> Staged | MillpondError | None:
+    """None: the turn is full, ask again in the next."""
+    there = lane.partition.staged.get(request.txn, {}).get(request.chunk)
+    if there is not None:
+        return Staged(sum(piece.count for piece in there))
+    if not lane.writable:
+        return DiskFull(DISK_FULL)
+    if lane.draft.staged_size and lane.draft.staged_size + request.size > TURN_BYTES_MAX:
+        return None
+    lane.stage(request.txn, request.chunk, request.records, request.size)
+    return Staged(len(request.records))
+
+
+# ---- publish and abort ------------------------------------------------------------------------------------
+
+
+def _publish(queue: QueueState, request: PublishStage) -> Operation:
+    key = txn_key(request.txn)
+    if key in queue.making:
+        raise Unavailable(f"transaction {request.txn!r} is being published or dropped; ask again in a moment")
+    queue.making.add(key)
+    try:
+        return (yield from _publish_once(queue, request))
+    finally:
+        queue.making.discard(key)
+        queue.unsettled = True
+
+
+def _publish_once(queue: QueueState, request: PublishStage) -> Operation:
+    meta, txn = queue.want_meta(), request.txn
+    (again, chosen), _ = yield meta, partial(_look_up, txn)
+    if not again:
+        chosen = yield from _choose(queue, request)
+        yield meta, lambda lane, now: lane.partition.change(Event.STAGE_DECIDED, txn, dict(chosen))
+    items = duplicates = 0
+    left = [queue.lanes[index] for index in sorted(set(chosen.values())) if index in queue.lanes]
+    while left:
+        outcomes = yield [(lane, partial(_publish_in, queue, txn, chosen)) for lane in left]
+        waits = {
+            lane.index: outcome.lane
+            for lane, (outcome, _) in zip(left, outcomes, strict=True)
+            if isinstance(outcome, Held)
+        }
+        items += sum(outcome[0] for outcome, _ in outcomes if not isinstance(outcome, Held))
+        duplicates += sum(outcome[1] for outcome, _ in outcomes if not isinstance(outcome, Held))
+        left = [lane for lane in left if lane.index in waits]
+        if waits:
+            yield [(lane, _nothing) for lane in waits.values()]
+    return Published(txn, items, duplicates, again)
+
+
+def _look_up(txn: str, lane: Lane, now: int) -> tuple[bool, Chosen]:
+    """Whether it is decided, and on what; nothing is left to do once the decision is settled."""
+    decisions = lane.partition.decisions
+    return decisions.is_published(txn), decisions.deciding.get(txn, {})
+
+
+def _choose(queue: QueueState, request: PublishStage) -> Operation:
+    lanes = [lane for lane in queue.lanes.values() if lane.status != Status.FAILED]
+    held = yield [(lane, lambda lane, now: set(lane.partition.staged.get(request.txn, ()))) for lane in lanes]
+    chosen: dict[str, int] = {}
+    for lane, (chunks, _) in zip(lanes, held, strict=True):
+        for chunk in chunks.intersection(request.chunks):
+            chosen.setdefault(chunk, lane.index)
+    missing = [chunk for chunk in request.chunks if chunk not in chosen]
+    if missing and len(lanes) < len(queue.lanes):
+        raise Unavailable(f"a partition is away and may hold chunk {missing[0]!r}; try again later")
+    if missing:
+        raise NotFound(
+            f"chunk {missing[0]!r} of transaction {request.txn!r} is not staged, or no longer; stage it again, then"
+            " publish",
+            chunks=missing[:10],
+        )
+    return chosen
+
+
+def _publish_in(queue: QueueState, txn: str, chosen: Chosen, lane: Lane, now: int) -> tuple[int, int] | Held:
+    try:
+        return publish_in(queue, lane, txn, chosen, now)
+    except Held as held:
+        return held
+
+
+def _nothing(lane: Lane, now: int) -> None:
+    """Only to know that the lane is free, and what it has durable."""
+
+
+def _abort(queue: QueueState, request: AbortStage) -> Operation:
+    if txn_key(request.txn) in queue.making:
+        raise Unavailable(f"transaction {request.txn!r} is being published; ask again in a moment")
+    (published, _), _ = yield queue.want_meta(), partial(_look_up, request.txn)
+    if published:
+        raise Conflict(f"transaction {request.txn!r} was published; its items are in the queue and cannot be dropped")
+    lanes = [lane for lane in queue.lanes.values() if lane.status != Status.FAILED]
+    dropped = yield [(lane, lambda lane, now: drop_in(lane, request.txn)) for lane in lanes]
+    return Staged(sum(items for items, _ in dropped))
+
+
+STAGE_OPERATIONS: dict[type[Request], Callable[[QueueState, Any], Operation]] = {
+    StageItems: _stage,
+    PublishStage: _publish,
+    AbortStage: _abort,
+}
