@@ -257,7 +257,10 @@ class Api(Protocol):
     # ---- stages: items that appear all at once ----------------------------------------------------------------
 
     async def stage(self, queue: str, txn: str, chunk: str, items: Items) -> Staged:
-        """Durable, and invisible until the transaction is published. The same chunk again adds nothing."""
+        """Durable, and invisible until the transaction is published. The same chunk again adds nothing.
+
+        To a transaction that was published nothing can be added: 0 items are staged then.
+        """
         ...
 
     async def publish_stage(self, queue: str, txn: str, chunks: Sequence[str]) -> Published:

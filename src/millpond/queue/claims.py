@@ -128,7 +128,7 @@ def _find(request: ClaimItems, lane: Lane, now: int) -> Claim | MillpondError | 
         return None
     if claim.ending == Ending.RELEASED:
         return Unavailable(f"claim {claim_id!r} is being released; ask again in a moment")
-    return _shown(claim)
+    return _shown(decisions, claim)
 
 
 def _unfit(decisions: Decisions, request: ClaimItems) -> MillpondError | None:
@@ -251,16 +251,19 @@ def _seal(
     if found is not None:
         return found if isinstance(found, MillpondError) else Conflict(f"claim {request.claim_id!r} exists already")
     lane.partition.change(Event.CLAIM_SEALED, nonce, request.claim_id, request.owner, request.epoch, parts)
-    return _shown(lane.partition.decisions.claims[request.claim_id])
+    decisions = lane.partition.decisions
+    return _shown(decisions, decisions.claims[request.claim_id])
 
 
-def _shown(claim: ClaimMark) -> Claim:
+def _shown(decisions: Decisions, claim: ClaimMark) -> Claim:
+    """With the newest epoch of its consumer, which is what reading it takes now."""
+    numbered = decisions.consumer_of(claim.claim_id)
     return Claim(
         claim_id=claim.claim_id,
         items=claim.items,
         parts=[ClaimPart(place, count) for place, (_, _, count) in enumerate(claim.parts)],
         owner=claim.owner,
-        epoch=claim.epoch,
+        epoch=None if numbered is None else decisions.consumers[numbered[0]].epoch,
         created_at=to_datetime(claim.at),
         status=_STATUS[claim.ending],
     )
@@ -270,8 +273,13 @@ _STATUS: dict[int, Any] = {Ending.OPEN: "open", Ending.COMPLETED: "completing", 
 
 
 def _list_claims(queue: QueueState, request: ListClaims) -> Operation:
-    claims, _ = yield queue.want_meta(), lambda lane, now: [*map(_shown, lane.partition.decisions.claims.values())]
+    claims, _ = yield queue.want_meta(), _show_all
     return claims
+
+
+def _show_all(lane: Lane, now: int) -> list[Claim]:
+    decisions = lane.partition.decisions
+    return [_shown(decisions, claim) for claim in decisions.claims.values()]
 
 
 # ---- read -------------------------------------------------------------------------------------------------

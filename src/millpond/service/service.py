@@ -340,7 +340,7 @@ class Service:
 
     async def stage(self, queue: str, txn: str, chunk: str, items: Items) -> Staged:
         named = validate_claims.name(txn, "txn"), validate_claims.name(chunk, "chunk")
-        records, size, _ = validate.new_items(items, self._clock.now, STAGE_ITEMS_MAX)
+        records, size, _ = validate.new_items(items, self._clock.now, STAGE_ITEMS_MAX, repeats=True)
         staged: Staged = await self._ask(queue, StageItems(*named, records, size))
         return staged
 

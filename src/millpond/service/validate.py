@@ -169,9 +169,9 @@ def _utf8(value: str, name: str) -> bytes:
 
 
 def new_items(
-    items: Items, clock: Callable[[], int], limit: int = PRODUCE_BATCH_MAX
+    items: Items, clock: Callable[[], int], limit: int = PRODUCE_BATCH_MAX, *, repeats: bool = False
 ) -> tuple[list[bytes | Record], int, bool]:
-    """Records, their bytes together, and whether any has an id or key of its own."""
+    """Records, their bytes together, and whether any has an id or key of its own. `repeats`: an id may come twice."""
     if isinstance(items, bytes | str) or not isinstance(items, Sequence):
         raise InvalidRequest(f"items is a list of items, not {_type(items)}; put a single one into a list")
     batch(len(items), "items", limit)
@@ -185,7 +185,7 @@ def new_items(
         now = clock()
         records = [item if type(item) is bytes else _record(item, now, index) for index, item in enumerate(items)]
         sizes = [len(record.payload if isinstance(record, Record) else record) for record in records]
-        named = _check_ids(records)
+        named = _check_ids(records, repeats)
     if max(sizes) > PAYLOAD_BYTES_MAX:
         index = next(i for i, size in enumerate(sizes) if size > PAYLOAD_BYTES_MAX)
         raise BatchTooLarge(
@@ -198,7 +198,7 @@ def new_items(
     return records, total, named
 
 
-def _check_ids(records: Sequence[bytes | Record]) -> bool:
+def _check_ids(records: Sequence[bytes | Record], repeats: bool) -> bool:
     named = False
     seen: dict[str, int] = {}
     for index, record in enumerate(records):
@@ -206,7 +206,7 @@ def _check_ids(records: Sequence[bytes | Record]) -> bool:
             continue
         assert isinstance(record, Record)
         named = named or record.id is not None or record.key is not None
-        if record.id is not None and seen.setdefault(record.id, index) != index:
+        if record.id is not None and not repeats and seen.setdefault(record.id, index) != index:
             first = seen[record.id]
             raise InvalidRequest(f"items[{first}] and items[{index}] have the same id {record.id!r}; send it once")
     return named

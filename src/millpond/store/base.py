@@ -17,7 +17,6 @@ import msgspec
 
 from millpond.model import QueueDefinition
 
-
 META_PARTITION = -1  # where a queue keeps what it decides over all its partitions: a store like theirs, without items
 
 
