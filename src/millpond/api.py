@@ -173,6 +173,12 @@ class Api(Protocol):
 
     async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[Result]: ...
 
+    async def bury(
+        self, queue: str, ids: Sequence[str], *, reason: str = "rejected", error: str | None = None
+    ) -> Sequence[Result]:
+        """Items that wait die, as if their last attempt had failed: what undoes a redrive."""
+        ...
+
     async def clear(self, queue: str, states: Sequence[str] = ...) -> dict[str, int]: ...
 
     async def redrive(

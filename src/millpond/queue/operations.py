@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,13 +26,17 @@ from millpond.model import (
 from millpond.queue.claims import CLAIM_OPERATIONS
 from millpond.queue.drive import Drive, Operation
 from millpond.queue.lane import Lane, TurnJob
-from millpond.queue.lifecycle import kept_until
+from millpond.queue.lifecycle import bury, kept_until
 from millpond.queue.looking import Seen, locate, look, no_item, refusal, settled, show
-from millpond.queue.requests import Cancel, Clear, GetItem, GetStats, ListItems, ReadJournal, Redrive, Request
+from millpond.queue.partition import ERROR_PART
+from millpond.queue.requests import Bury, Cancel, Clear, GetItem, GetStats, ListItems, ReadJournal, Redrive, Request
 from millpond.queue.stages import STAGE_OPERATIONS
 from millpond.queue.state import QueueState
 
 SCAN_BATCH = 500  # items looked at in one turn, so that a scan does not hold up the others
+
+EndIn = Callable[[list[int], Lane, int], dict[int, Seen]]
+Told = Callable[[Lane, TurnJob, str, Seen | None], Result]
 
 _LETTERS = (State.DEAD, State.READY, State.SCHEDULED, State.RETRYING)  # what may leave a dead queue
 
@@ -95,14 +99,24 @@ def _lanes_from(queue: QueueState, partition: int, only: int | None) -> Iterator
             yield queue.lanes[index]
 
 
-# ---- cancel and clear -------------------------------------------------------------------------------------
+# ---- cancel, bury and clear -------------------------------------------------------------------------------
+
+_MORTAL = (State.READY, State.SCHEDULED, State.RETRYING)  # what waits can be ended from outside
 
 
 def _cancel(queue: QueueState, request: Cancel) -> Operation:
+    return _end_by_id(queue, request.ids, partial(_cancel_in, queue), _cancelled)
+
+
+def _bury(queue: QueueState, request: Bury) -> Operation:
+    return _end_by_id(queue, request.ids, partial(_bury_in, queue, request), _buried)
+
+
+def _end_by_id(queue: QueueState, ids_given: Sequence[str], end: EndIn, told: Told) -> Operation:
     results: dict[str, Result] = {}
     by_lane: dict[int, dict[int, str]] = defaultdict(dict)
-    yield from settled(queue, request.ids)
-    for item_id in request.ids:
+    yield from settled(queue, ids_given)
+    for item_id in ids_given:
         place = locate(queue, item_id)
         if place is None:
             results[item_id] = refusal(no_item(item_id))
@@ -110,16 +124,16 @@ def _cancel(queue: QueueState, request: Cancel) -> Operation:
             by_lane[place[0].index][place[1]] = item_id
     for index, ids in by_lane.items():
         lane = queue.lanes[index]
-        seen, job = yield lane, partial(_cancel_in, queue, list(ids))
+        seen, job = yield lane, partial(end, list(ids))
         for number, item_id in ids.items():
-            results[item_id] = _cancelled(lane, job, item_id, seen.get(number))
-    return [results[item_id] for item_id in request.ids]
+            results[item_id] = told(lane, job, item_id, seen.get(number))
+    return [results[item_id] for item_id in ids_given]
 
 
 def _cancel_in(queue: QueueState, numbers: list[int], lane: Lane, now: int) -> dict[int, Seen]:
     """Cancel what can be, and return what each was."""
     seen = look(lane, numbers)
-    for state in (State.READY, State.SCHEDULED, State.RETRYING):
+    for state in _MORTAL:
         chosen = sorted(number for number in seen if seen[number].state == state)
         if chosen:
             lane.partition.change(Event.CANCELLED, str(state), runs_of(chosen), kept_until(queue, now))
@@ -129,11 +143,35 @@ def _cancel_in(queue: QueueState, numbers: list[int], lane: Lane, now: int) -> d
     return seen
 
 
+def _bury_in(queue: QueueState, request: Bury, numbers: list[int], lane: Lane, now: int) -> dict[int, Seen]:
+    """Bury what waits, and return what each was."""
+    seen = look(lane, numbers)
+    for state in _MORTAL:
+        chosen = sorted(number for number in seen if seen[number].state == state)
+        if chosen and request.text is not None:
+            lane.draft.documents |= {number << 2 | ERROR_PART: request.text.encode() for number in chosen}
+        if chosen:
+            bury(queue, lane, request.reason, state, runs_of(chosen), now, request.text)
+    return seen
+
+
+def _buried(lane: Lane, job: TurnJob, item_id: str, seen: Seen | None) -> Result:
+    if seen is None:
+        return refusal(no_item(item_id))
+    correlation_id = _correlation_of(lane, job, seen)
+    if seen.state not in (*_MORTAL, State.DEAD):
+        return refusal(Conflict(f"item {item_id!r} is {seen.state}; only one that waits can be buried"), correlation_id)
+    return Result(True, correlation_id)
+
+
+def _correlation_of(lane: Lane, job: TurnJob, seen: Seen) -> str:
+    return seen.record(job).correlation_id or lane.partition.mint.correlation_id(seen.number, seen.created)
+
+
 def _cancelled(lane: Lane, job: TurnJob, item_id: str, seen: Seen | None) -> Result:
     if seen is None:
         return refusal(no_item(item_id))
-    own = seen.record(job).correlation_id
-    correlation_id = own or lane.partition.mint.correlation_id(seen.number, seen.created)
+    correlation_id = _correlation_of(lane, job, seen)
     if seen.state in (State.DEAD, State.COMPLETED, State.CLAIMED):
         return refusal(
             Conflict(f"item {item_id!r} is {seen.state}; only a waiting or leased one can be cancelled"), correlation_id
@@ -339,6 +377,7 @@ _OPERATIONS: dict[type[Request], Callable[[QueueState, Any], Operation]] = {
     GetItem: _get,
     ListItems: _list,
     Cancel: _cancel,
+    Bury: _bury,
     Clear: _clear,
     Redrive: _redrive,
     ReadJournal: _read_journal,

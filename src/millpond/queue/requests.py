@@ -12,7 +12,7 @@ import msgspec
 
 from millpond.errors import MillpondError
 from millpond.history.format import Record
-from millpond.model import REQUEST_TIMEOUT_MS, LeaseLike, OnConflict, RedriveFilter, Result, State
+from millpond.model import REQUEST_TIMEOUT_MS, DeadReason, LeaseLike, OnConflict, RedriveFilter, Result, State
 
 
 def _nobody(request: Request) -> None:
@@ -191,6 +191,15 @@ class Redrive(Request, eq=False):
 
 class GetStats(Request, eq=False):
     """Reply: QueueStats."""
+
+
+class Bury(Request, eq=False):
+    """Reply: list[Result], one an id."""
+
+    changes = True
+    ids: Sequence[str]
+    reason: DeadReason
+    text: str | None = None  # why, for its last_error
 
 
 class ReadJournal(Request, eq=False):

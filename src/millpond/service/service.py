@@ -17,6 +17,7 @@ from millpond.model import (
     Claim,
     ClaimEnded,
     Consumer,
+    DeadReason,
     Duration,
     ErrorInfo,
     Item,
@@ -45,6 +46,7 @@ from millpond.queue.dedup import request_digest
 from millpond.queue.holders import foreign
 from millpond.queue.requests import (
     AbortStage,
+    Bury,
     Cancel,
     Clear,
     Complete,
@@ -222,6 +224,14 @@ class Service:
 
     async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
         results: Sequence[Result] = await self._ask(queue, Cancel(validate.ids(ids)))
+        return results
+
+    async def bury(
+        self, queue: str, ids: Sequence[str], *, reason: str = "rejected", error: str | None = None
+    ) -> Sequence[Result]:
+        why = DeadReason(validate.one_of(reason, "reason", list(DeadReason)))
+        request = Bury(validate.ids(ids), why, validate.error_text(error, "error"))
+        results: Sequence[Result] = await self._ask(queue, request)
         return results
 
     async def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
