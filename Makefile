@@ -9,6 +9,7 @@ JOBS ?= auto
 
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 
 # uv does not read pip's settings: where pip is told where to look, pip installs.
@@ -26,12 +27,13 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## see a queue at work, in a minute
+demo: $(CORE) ## see a queue at work, in a minute
 	$(BIN)/python -m millpond.demo
 
 test: lint types ## everything that CI checks: lint, types, the simulator in its CI size, all tests
 	$(BIN)/python -m tests.sim.run --seed 1 --seeds 1000 --pairs-min 100
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/spark
+	$(BIN)/python -m pytest tests/spark
 
 test-fast: $(READY) ## the tests that are not slow, in under 90 seconds
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
@@ -58,8 +60,10 @@ bench-server: $(READY) ## measure the server on this machine, beside bare server
 
 requirements: ## pin the dependencies of pyproject.toml again; UPGRADE=--upgrade for newer ones (needs uv)
 	$(if $(UV),,$(error make requirements needs uv; install it or name it with UV=/path/to/uv))
+	$(COMPILE) --group build --output-file requirements/build.txt
 	$(COMPILE) pyproject.toml --output-file requirements/core.txt
-	$(COMPILE) pyproject.toml --extra dev --constraint requirements/core.txt --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra dev --constraint requirements/build.txt --constraint requirements/core.txt \
+		--output-file requirements/dev.txt
 
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(UPGRADE)
@@ -68,11 +72,18 @@ clean: ## remove .venv, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Hash-checked dependencies, then the project itself, editable. Needs the network only for what is not there yet.
-$(READY): requirements/dev.txt pyproject.toml
+# What millpond itself needs and what builds it, hash-checked, then millpond, editable. Needs the network only for what is
+# not there yet.
+$(CORE): requirements/build.txt requirements/core.txt pyproject.toml
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "millpond needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --require-hashes -r requirements/dev.txt
+	$(INSTALL) --require-hashes -r requirements/build.txt -r requirements/core.txt
 	$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# All the rest, Spark with it. That is half a gigabyte of source that is packed by the setuptools of build.txt: an isolated
+# build would fetch one that no hash vouches for.
+$(READY): $(CORE) requirements/dev.txt
+	$(INSTALL) --no-build-isolation --require-hashes -r requirements/dev.txt
 	@touch $@

@@ -24,14 +24,19 @@ from millpond.embedded import CLOSE_GRACE_S, AsyncPond
 from millpond.errors import Closed
 from millpond.model import (
     CLEAR_STATES,
+    Claim,
+    ClaimEnded,
+    Consumer,
     Duration,
     Item,
     ItemPage,
     Items,
+    JournalPage,
     LeasedItem,
     LeaseLike,
     OnConflict,
     Produced,
+    Published,
     QueueInfo,
     QueuePage,
     QueueStats,
@@ -39,7 +44,9 @@ from millpond.model import (
     Redriven,
     Result,
     Retry,
+    Staged,
     StateWritten,
+    Verdict,
 )
 
 T = TypeVar("T")
@@ -256,6 +263,11 @@ class Pond(Consumes):
     def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
         return self._call(self._pond.cancel(queue, ids))
 
+    def bury(
+        self, queue: str, ids: Sequence[str], *, reason: str = "rejected", error: str | None = None
+    ) -> Sequence[Result]:
+        return self._call(self._pond.bury(queue, ids, reason=reason, error=error))
+
     def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
         return self._call(self._pond.clear(queue, states))
 
@@ -281,8 +293,77 @@ class Pond(Consumes):
         partition: int | None = None,
         kind: str | None = None,
         after: str | None = None,
+        until: int | None = None,
         limit: int = 100,
     ) -> ItemPage:
         return self._call(
-            self._pond.list_items(queue, state=state, partition=partition, kind=kind, after=after, limit=limit)
+            self._pond.list_items(
+                queue, state=state, partition=partition, kind=kind, after=after, until=until, limit=limit
+            )
         )
+
+    def open_consumer(self, queue: str, consumer: str) -> Consumer:
+        return self._call(self._pond.open_consumer(queue, consumer))
+
+    def claim(
+        self,
+        queue: str,
+        claim_id: str,
+        *,
+        max_items: int = 10_000,
+        max_bytes: int | None = None,
+        parts: int = 1,
+        wait: Duration = 0,
+        epoch: int | None = None,
+        owner: str = "",
+    ) -> Claim:
+        return self._call(
+            self._pond.claim(
+                queue,
+                claim_id,
+                max_items=max_items,
+                max_bytes=max_bytes,
+                parts=parts,
+                wait=wait,
+                epoch=epoch,
+                owner=owner,
+            )
+        )
+
+    def read_claim(
+        self,
+        queue: str,
+        claim_id: str,
+        *,
+        part: int = 0,
+        after: str | None = None,
+        limit: int = 1_000,
+        epoch: int | None = None,
+    ) -> ItemPage:
+        return self._call(self._pond.read_claim(queue, claim_id, part=part, after=after, limit=limit, epoch=epoch))
+
+    def give_verdicts(
+        self, queue: str, claim_id: str, verdicts: Sequence[Verdict], *, epoch: int | None = None
+    ) -> Sequence[Result]:
+        return self._call(self._pond.give_verdicts(queue, claim_id, verdicts, epoch=epoch))
+
+    def complete_claim(self, queue: str, claim_id: str, *, epoch: int | None = None) -> ClaimEnded:
+        return self._call(self._pond.complete_claim(queue, claim_id, epoch=epoch))
+
+    def release_claim(self, queue: str, claim_id: str, *, epoch: int | None = None) -> ClaimEnded:
+        return self._call(self._pond.release_claim(queue, claim_id, epoch=epoch))
+
+    def list_claims(self, queue: str) -> Sequence[Claim]:
+        return self._call(self._pond.list_claims(queue))
+
+    def stage(self, queue: str, txn: str, chunk: str, items: Items) -> Staged:
+        return self._call(self._pond.stage(queue, txn, chunk, items))
+
+    def publish_stage(self, queue: str, txn: str, chunks: Sequence[str]) -> Published:
+        return self._call(self._pond.publish_stage(queue, txn, chunks))
+
+    def abort_stage(self, queue: str, txn: str) -> Staged:
+        return self._call(self._pond.abort_stage(queue, txn))
+
+    def read_journal(self, queue: str, *, partition: int = 0, after: int = 0, limit: int = 500) -> JournalPage:
+        return self._call(self._pond.read_journal(queue, partition=partition, after=after, limit=limit))

@@ -35,6 +35,7 @@ ALLOWED = {
     "queue.state": "consumer operator admin",
     "queue.claim": "consumer operator admin",
     "claim.read": "consumer operator admin",
+    "claim.verdict": "consumer operator admin",
     "claim.complete": "consumer operator admin",
     "claim.release": "consumer operator admin",
     "consumer.open": "consumer operator admin",
@@ -42,7 +43,7 @@ ALLOWED = {
     "queue.audit": "viewer operator admin",
     "items.get": "viewer operator admin",
     "items.list": "viewer operator admin",
-    "claims.list": "viewer operator admin",
+    "claims.list": "consumer viewer operator admin",
     "metrics": "viewer operator admin",
     "dashboard": "viewer operator admin",
     "queue.pause": "operator admin",
@@ -50,7 +51,9 @@ ALLOWED = {
     "queue.clear": "operator admin",
     "queue.redrive": "operator admin",
     "queue.cancel": "operator admin",
+    "queue.bury": "operator admin",
     "queue.rebalance": "operator admin",
+    "journal.read": "operator admin",
 }
 
 

@@ -83,6 +83,9 @@ def test_dead_items_go_back(client: Any, queue: str) -> None:
     client.retry([Retry(lease=item, dead=True) for item in client.lease(queue, batch=2)])
     assert client.redrive(queue, filter={"dead_reason": "rejected"}, dry_run=True).matched == 2
     assert client.redrive(queue).moved == 2
+    again = [item.id for item in client.list_items(queue).items]
+    assert [result.ok for result in client.bury(queue, again, reason="rejected", error="too soon")] == [True, True]
+    assert client.redrive(queue, filter={"error_contains": "soon"}).moved == 2
     assert client.clear(queue) == {"ready": 2, "scheduled": 0, "retrying": 0}
 
 

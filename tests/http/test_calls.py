@@ -14,15 +14,6 @@ from tests.http.served import Served
 NOT_BUILT = {
     "queue.rebalance": {"queue": "q"},
     "queue.audit": {"queue": "q"},
-    "queue.claim": {"queue": "q", "claim_id": "c"},
-    "claim.read": {"queue": "q", "claim_id": "c"},
-    "claim.complete": {"queue": "q", "claim_id": "c"},
-    "claim.release": {"queue": "q", "claim_id": "c"},
-    "claims.list": {"queue": "q"},
-    "consumer.open": {"queue": "q", "consumer": "c"},
-    "queue.stage": {"queue": "q", "txn": "t", "chunk": "c", "items": [{"text": "x"}]},
-    "stage.publish": {"txn": "t", "chunks": ["c"]},
-    "stage.abort": {"txn": "t"},
 }
 
 
@@ -207,6 +198,14 @@ def test_items_are_looked_at_cancelled_and_redriven(server: Served, queue: str) 
     server.must("queue.retry", items=[{"lease": item["lease"], "dead": True}])
     redriven = server.must("queue.redrive", queue=queue, filter={"kind": "k", "dead_reason": "rejected"}, dry_run=True)
     assert redriven["matched"] == 1
+
+
+def test_items_that_wait_are_buried_by_id(server: Served, queue: str) -> None:
+    [made] = produce(server, queue)
+    results = server.must("queue.bury", queue=queue, ids=[made["id"], "none"], error="not wanted")["results"]
+    assert [result.get("ok", False) for result in results] == [True, False]
+    item = server.must("items.get", queue=queue, id=made["id"])
+    assert (item["state"], item["dead_reason"], item["last_error"]) == ("dead", "rejected", "not wanted")
 
 
 @pytest.mark.parametrize("name", [name for name, call in CALLS.items() if not call.built])

@@ -9,8 +9,10 @@ import socket
 
 from millpond.http.app import Limits
 from tests.http.served import Served, post, read_reply, serve
+from tests.http.streams import ARROW, stream
 
 JSON = "Content-Type: application/json"
+STREAM = stream(payload=[b"x"] * 1_000)
 ROUNDS = 30
 
 REQUESTS = [
@@ -19,6 +21,10 @@ REQUESTS = [
     post("/v1/queue.lease", b'{"queue": "q"}', JSON),
     post("/v1/queue.lease", b'{"queue": "none", "wait": "1s"}', JSON),
     post("/v1/queue.complete", b'{"leases": ["x"]}', JSON),
+    post("/v1/claim.read", b'{"queue": "q", "claim_id": "none"}', JSON),
+    post("/v1/items.list", b'{"queue": "q"}', JSON, f"Accept: {ARROW}"),
+    post("/v1/queue.stage?queue=q&txn=t&chunk=c", STREAM, f"Content-Type: {ARROW}"),
+    post("/v1/queue.stage?queue=q&txn=t&chunk=c", STREAM[:-9], f"Content-Type: {ARROW}"),
     post("/v1/nothing", b"{}", JSON),
     post("/v1/queues.list", b"{", JSON),
     post("/v1/queues.list", b"[" * 5_000, JSON),
@@ -34,6 +40,7 @@ def one_round(served: Served) -> None:
             assert b" 5" not in read_reply(sock)[:13]
     for request in (
         post("/v1/queue.lease", b'{"queue": "idle", "wait": "10m"}', JSON),
+        post("/v1/queue.claim", b'{"queue": "idle", "claim_id": "c", "wait": "10m"}', JSON),
         post("/v1/queue.subscribe", b'{"queue": "idle"}', JSON),
         REQUESTS[1][:-5],
         b"POST /v1/queue.pro",

@@ -18,6 +18,8 @@ def way() -> str:
     return "lean"
 
 
+ARROW = "application/vnd.apache.arrow.stream"
+
 # api.md's table: each call, and the fields of its request.
 EXPECTED = {
     "queues.create": "name partitions lease_timeout expire_timeout max_attempts dead_queue dead backoff dedup_window"
@@ -35,6 +37,7 @@ EXPECTED = {
     "queue.extend": "queue leases lease_timeout",
     "queue.state": "queue lease version state_doc",
     "queue.cancel": "queue ids",
+    "queue.bury": "queue ids reason error",
     "queue.stats": "queue",
     "queue.pause": "queue",
     "queue.resume": "queue",
@@ -42,17 +45,19 @@ EXPECTED = {
     "queue.redrive": "queue ids filter rate dry_run",
     "queue.rebalance": "queue partitions dry_run",
     "queue.audit": "queue after limit",
-    "queue.claim": "queue claim_id max_items max_bytes epoch",
-    "claim.read": "queue claim_id part after limit",
+    "consumer.open": "queue consumer",
+    "queue.claim": "queue claim_id max_items max_bytes parts wait epoch owner",
+    "claim.read": "queue claim_id part after limit epoch",
+    "claim.verdict": "queue claim_id verdicts epoch",
     "claim.complete": "queue claim_id epoch",
     "claim.release": "queue claim_id epoch",
     "claims.list": "queue",
-    "consumer.open": "queue consumer",
     "queue.stage": "queue txn chunk items",
     "stage.publish": "queue txn chunks",
     "stage.abort": "queue txn",
+    "journal.read": "queue partition after limit",
     "items.get": "queue id",
-    "items.list": "queue state partition kind after limit",
+    "items.list": "queue state partition kind after until limit",
 }
 PARTS = {
     "ProduceItem": "text bytes json id key kind encoding reference priority group enqueue_at delay max_attempts"
@@ -66,10 +71,20 @@ PARTS = {
     "Result": "ok correlation_id error lease_deadline cancelled",
     "StateWritten": "version",
     "QueueStats": "counts waiters oldest_ready_age rates partitions",
-    "PartitionStats": "partition store status counts",
+    "PartitionStats": "partition store status counts last_number",
     "Redriven": "matched moved",
     "LookPage": "items next",
     "QueuePage": "queues next",
+    "VerdictItem": "id verdict error delay",
+    "Consumer": "consumer epoch last_completed",
+    "Claim": "claim_id items parts owner epoch created_at status",
+    "ClaimPart": "part items",
+    "ClaimEnded": "claim_id items retried dead",
+    "ClaimList": "claims",
+    "Staged": "items",
+    "Published": "txn items duplicates again",
+    "JournalPage": "incarnation partition rows last_turn",
+    "JournalTurn": "turn at events",
     "ErrorBody": "code message details",
 }
 
@@ -97,8 +112,18 @@ def test_the_schema_has_every_call_and_no_other(schema: Any) -> None:
 @pytest.mark.parametrize("call", EXPECTED)
 def test_a_call_takes_the_fields_of_the_table(schema: Any, call: str) -> None:
     body = schema["paths"][f"/v1/{call}"]["post"]["requestBody"]["content"]
-    assert set(body) == {"application/json", "application/msgpack"}
+    assert set(body) - {ARROW} == {"application/json", "application/msgpack"}
     assert properties(schema, body["application/json"]["schema"]["$ref"]) == set(EXPECTED[call].split())
+
+
+def test_arrow_is_taken_by_stage_and_answered_by_what_has_items(schema: Any) -> None:
+    posts = {path.removeprefix("/v1/"): said["post"] for path, said in schema["paths"].items() if "post" in said}
+    assert [call for call, post in posts.items() if ARROW in post["requestBody"]["content"]] == ["queue.stage"]
+    assert [one["name"] for one in posts["queue.stage"]["parameters"]] == ["queue", "txn", "chunk"]
+    answers = {call: post["responses"]["200"] for call, post in posts.items() if "200" in post["responses"]}
+    with_arrow = {call: answer for call, answer in answers.items() if ARROW in answer["content"]}
+    assert set(with_arrow) == {"items.list", "claim.read"}
+    assert all("X-Millpond-Next" in answer["headers"] for answer in with_arrow.values())
 
 
 @pytest.mark.parametrize("part", PARTS)

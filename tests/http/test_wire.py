@@ -11,10 +11,22 @@ import pytest
 
 from millpond import AsyncPond, NewItem
 from millpond.errors import InvalidRequest, MillpondError
+from millpond.http.app import decoded
+from millpond.model import ItemPage
 from millpond.wire import CALLS, JSON, MSGPACK, Codec, codec_of
-from millpond.wire.payloads import kinds_of, lease_reply, leased_item, look_item, looked_item, new_items, produce_items
-from millpond.wire.replies import LeaseReply, LookItem
-from millpond.wire.requests import Produce, ProducePlain
+from millpond.wire.payloads import (
+    Producing,
+    kinds_of,
+    lease_reply,
+    leased_item,
+    look_item,
+    look_page,
+    looked_item,
+    new_items,
+    produce_items,
+)
+from millpond.wire.replies import LeaseReply, LookItem, LookPage
+from millpond.wire.requests import Produce, ProducePlain, Stage, StagePlain
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,6 +64,32 @@ def test_plain_items_become_bare_bytes(codec: Codec) -> None:
     assert isinstance(request, ProducePlain)
     assert new_items(request, codec) == [b"1", b"2", b"\xff"]
     assert new_items(request, codec, "c")[0] == NewItem(payload=b"1", correlation_id="c")
+
+
+@both
+def test_what_is_staged_is_read_as_what_is_produced(codec: Codec) -> None:
+    plain = codec.decode_stage(codec.encode(Stage("q", "t", "c", produce_items([b"1", "2", b"\xff"], codec))))
+    assert isinstance(plain, StagePlain)
+    assert new_items(plain, codec) == [b"1", b"2", b"\xff"]
+    request = codec.decode_stage(codec.encode(Stage("q", "t", "c", produce_items(ITEMS, codec))))
+    assert new_items(request, codec) == [as_bytes(item) for item in ITEMS]
+    assert not kinds_of(plain)
+    assert kinds_of(request) == {"kind"}
+
+
+@both
+def test_a_page_of_a_claim_is_shown_as_its_items_are(codec: Codec) -> None:
+    async def run() -> None:
+        async with AsyncPond(":memory:") as pond:
+            await pond.create_queue("q")
+            await pond.produce("q", [b"\xff", *ITEMS[1:3], "plain"])
+            await pond.claim("q", "c")
+            page = await pond.read_claim("q", "c")
+            shown = codec.decode(codec.encode(look_page(page, codec)), LookPage)
+            assert [looked_item(item) for item in shown.items] == list(page.items)
+            assert shown == codec.decode(codec.encode(look_page(ItemPage(list(page.items)), codec)), LookPage)
+
+    asyncio.run(run())
 
 
 @both
@@ -124,14 +162,15 @@ def test_every_error_can_be_told(codec: Codec, details: dict[str, Any]) -> None:
 def test_no_cut_or_changed_byte_makes_a_decoder_fail_otherwise(codec: Codec, call: Any) -> None:
     """Every prefix of a request, and every request with one byte turned, is decoded or InvalidRequest."""
     names = {"items": [{"text": "x", "json": 1}], "leases": ["l"], "ids": ["i"], "chunks": ["c"], "states": ["ready"]}
+    names |= {"verdicts": [{"id": "x", "verdict": "dead"}]}
     body = codec.encode({name: names.get(name, "x") for name in call.request.__struct_fields__})
     turned = [
         body[:at] + bytes([body[at] ^ mask]) + body[at + 1 :] for at in range(len(body)) for mask in (1, 0x80, 0xFF)
     ]
     for wrong in [*(body[:at] for at in range(len(body))), *turned]:
         try:
-            request = codec.decode_produce(wrong) if call.request is Produce else codec.decode(wrong, call.request)
-            if isinstance(request, Produce | ProducePlain):
+            request = decoded(call, codec, wrong)
+            if isinstance(request, Producing):
                 new_items(request, codec)
         except InvalidRequest:
             pass

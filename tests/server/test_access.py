@@ -18,6 +18,7 @@ import pytest
 from millpond.access.tokens_file import TokensFile
 from millpond.clock import Clock
 from tests.http.served import Reply, post, read_reply
+from tests.http.streams import ARROW, stream
 from tests.server.process import LOOPBACK, Server, command, serve, token, until
 
 REVOKED_WITHIN_S = 5.0
@@ -143,7 +144,13 @@ def test_jobs_are_for_tokens_that_say_so(guarded: Guarded, kind: str, way: str) 
         ]
         assert statuses == [403, 200]
     staged = {"queue": "red/q", "txn": "t", "chunk": "c", "items": [{"text": "x", "kind": kind}]}
-    assert [guarded.ask(secret, "queue.stage", **staged).status for secret in (plain, special)] == [403, 501]
+    assert [guarded.ask(secret, "queue.stage", **staged).status for secret in (plain, special)] == [403, 200]
+    path, body = "/v1/queue.stage?queue=red/q&txn=t&chunk=d", stream(payload=["x", "y"], kind=[None, kind])
+    statuses = [
+        guarded.server.ask("POST", path, body, Authorization=f"Bearer {secret}", Content_Type=ARROW, **extra).status
+        for secret in (plain, special)
+    ]
+    assert statuses == [403, 200]
 
 
 # ---- revoking ---------------------------------------------------------------------------------------------

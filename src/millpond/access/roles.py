@@ -21,8 +21,10 @@ CONSUMER: Final = frozenset(
         "queue.state",
         "queue.claim",
         "claim.read",
+        "claim.verdict",
         "claim.complete",
         "claim.release",  # a reader gives up its own claim
+        "claims.list",  # what its own runs left behind
         "consumer.open",
     }
 )
@@ -45,7 +47,9 @@ OPERATOR: Final = (
     VIEWER
     | PRODUCER
     | CONSUMER
-    | {"queue.pause", "queue.resume", "queue.clear", "queue.redrive", "queue.cancel", "queue.rebalance"}
+    | {"queue.pause", "queue.resume", "queue.clear", "queue.redrive", "queue.cancel", "queue.bury"}
+    | {"queue.rebalance"}
+    | {"journal.read"}  # every change of every item, errors and all: for who keeps the history
 )
 
 ADMIN: Final = OPERATOR | {"queues.create", "queues.update", "queues.delete"}

@@ -74,7 +74,7 @@ class Ask(Struct, Generic[T]):
         )
 
 
-def _itself(value: Any) -> Any:
+def itself(value: Any) -> Any:
     return value
 
 
@@ -88,13 +88,13 @@ def on_wire(duration: Any) -> Any:
 
 def create_queue(name: str, given: dict[str, Any], backoff: Mapping[str, Any] | None) -> Ask[QueueInfo]:
     request = requests.CreateQueue(name=name, backoff=_backoff(backoff), **_durations(given))
-    return Ask("queues.create", request, QueueInfo, _itself, doubt=QueueExists.code)
+    return Ask("queues.create", request, QueueInfo, itself, doubt=QueueExists.code)
 
 
 def update_queue(name: str, given: dict[str, Any], backoff: Any) -> Ask[QueueInfo]:
     changes: Any = UNSET if backoff is UNSET else _backoff(backoff)
     request = requests.UpdateQueue(name=name, backoff=changes, **_durations(given))
-    return Ask("queues.update", request, QueueInfo, _itself)
+    return Ask("queues.update", request, QueueInfo, itself)
 
 
 def _durations(given: dict[str, Any]) -> dict[str, Any]:
@@ -107,11 +107,11 @@ def _backoff(given: Mapping[str, Any] | None) -> Any:
 
 
 def queue_info(name: str) -> Ask[QueueInfo]:
-    return Ask("queues.info", requests.NamedQueue(name), QueueInfo, _itself)
+    return Ask("queues.info", requests.NamedQueue(name), QueueInfo, itself)
 
 
 def list_queues(prefix: str, after: str, limit: int) -> Ask[QueuePage]:
-    return Ask("queues.list", requests.ListQueues(prefix, after, limit), QueuePage, _itself)
+    return Ask("queues.list", requests.ListQueues(prefix, after, limit), QueuePage, itself)
 
 
 def delete_queue(name: str, force: bool) -> Ask[None]:
@@ -125,11 +125,11 @@ def _none(_: Any) -> None:
 
 
 def pause(queue: str) -> Ask[QueueInfo]:
-    return Ask("queue.pause", requests.OneQueue(queue), QueueInfo, _itself)
+    return Ask("queue.pause", requests.OneQueue(queue), QueueInfo, itself)
 
 
 def resume(queue: str) -> Ask[QueueInfo]:
-    return Ask("queue.resume", requests.OneQueue(queue), QueueInfo, _itself)
+    return Ask("queue.resume", requests.OneQueue(queue), QueueInfo, itself)
 
 
 def stats(queue: str) -> Ask[QueueStats]:
@@ -172,14 +172,14 @@ def _produce_item(item: Any, place: int) -> Any:
         return requests.PlainItem(None, item)
     if isinstance(item, NewItem):
         if not isinstance(item.payload, str | bytes | bytearray | memoryview):
-            raise InvalidRequest(f"items[{place}].payload is {_type(item.payload)}; give bytes or a string")
+            raise InvalidRequest(f"items[{place}].payload is {type_of(item.payload)}; give bytes or a string")
         [on_the_wire] = payloads.produce_items([item], MSGPACK)
         return on_the_wire
     if isinstance(item, str):
         return requests.PlainItem(item)
     if isinstance(item, bytes | bytearray | memoryview):
         return requests.PlainItem(None, bytes(item))
-    raise InvalidRequest(f"items[{place}] is {_type(item)}; give bytes, a string or a NewItem")
+    raise InvalidRequest(f"items[{place}] is {type_of(item)}; give bytes, a string or a NewItem")
 
 
 def size_of(items: Sequence[Any]) -> int:
@@ -194,9 +194,14 @@ def lease(
     queue: str, batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str
 ) -> Ask[list[LeaseItem]]:
     """One that waits is begun again when its connection breaks: most likely it had been given nothing yet."""
-    waits = min(max(seconds(wait) or 0.0, 0.0), WAIT_MAX_MS / 1000)
+    waits = waits_for(wait)
     request = requests.Lease(queue, batch, on_wire(wait), on_wire(lease_timeout), client_id)
     return Ask("queue.lease", request, replies.LeaseReply, lambda reply: reply.items, waits, once=not waits)
+
+
+def waits_for(wait: Duration) -> float:
+    """Seconds for which the server may say nothing."""
+    return min(max(seconds(wait) or 0.0, 0.0), WAIT_MAX_MS / 1000)
 
 
 def leased_fields(item: LeaseItem) -> LeasedFields:
@@ -234,24 +239,24 @@ def _token(lease: Any, where: str) -> str:
     if isinstance(lease, model.LeasedItem):
         return lease.lease
     if not isinstance(lease, str):
-        raise InvalidRequest(f"{where} is {_type(lease)}; give the leased item or its `lease`")
+        raise InvalidRequest(f"{where} is {type_of(lease)}; give the leased item or its `lease`")
     return lease
 
 
 def complete(leases: list[str], queue: str | None, result: Any) -> Ask[Sequence[Result]]:
     _check_document(result, "result")
-    return Ask("queue.complete", requests.Complete(leases, queue, result), replies.Results, _results)
+    return Ask("queue.complete", requests.Complete(leases, queue, result), replies.Results, results)
 
 
 def extend(leases: list[str], queue: str | None, lease_timeout: Duration | None) -> Ask[Sequence[Result]]:
     request = requests.Extend(leases, queue, on_wire(lease_timeout))
-    return Ask("queue.extend", request, replies.Results, _results)
+    return Ask("queue.extend", request, replies.Results, results)
 
 
 def retry(items: Sequence[model.Retry | LeaseLike], queue: str | None) -> Ask[Sequence[Result]]:
     """Repeated after a lost reply it may say lease_lost of what the first try handed back: the lease is over."""
     given = [_retry_item(item, place) for place, item in enumerate(many(items, "items"))]
-    return Ask("queue.retry", requests.Retry(given, queue), replies.Results, _results)
+    return Ask("queue.retry", requests.Retry(given, queue), replies.Results, results)
 
 
 def _retry_item(item: model.Retry | LeaseLike, place: int) -> requests.RetryItem:
@@ -261,14 +266,14 @@ def _retry_item(item: model.Retry | LeaseLike, place: int) -> requests.RetryItem
     return requests.RetryItem(lease, item.intent, on_wire(item.delay), item.retry_at, item.error, item.dead)
 
 
-def _results(reply: replies.Results) -> Sequence[Result]:
+def results(reply: replies.Results) -> Sequence[Result]:
     return reply.results
 
 
 def write_state(lease: LeaseLike, state_doc: Any, version: int, queue: str | None) -> Ask[StateWritten]:
     _check_document(state_doc, "state_doc")
     request = requests.WriteState(_token(lease, "lease"), version, state_doc, queue)
-    return Ask("queue.state", request, StateWritten, _itself, doubt=VersionConflict.code)
+    return Ask("queue.state", request, StateWritten, itself, doubt=VersionConflict.code)
 
 
 def _check_document(value: Any, name: str) -> None:
@@ -282,7 +287,7 @@ def _check_document(value: Any, name: str) -> None:
             elif isinstance(one, list | tuple):
                 inside += one
             elif not (one is None or isinstance(one, str | int | float | bytes)):
-                raise InvalidRequest(f"{name} holds a {_type(one)}; use JSON values or bytes")
+                raise InvalidRequest(f"{name} holds a {type_of(one)}; use JSON values or bytes")
         level = inside
 
 
@@ -290,7 +295,13 @@ def _check_document(value: Any, name: str) -> None:
 
 
 def cancel(queue: str, ids: Sequence[str]) -> Ask[Sequence[Result]]:
-    return Ask("queue.cancel", requests.Cancel(queue, many(ids, "ids")), replies.Results, _results)
+    return Ask("queue.cancel", requests.Cancel(queue, many(ids, "ids")), replies.Results, results)
+
+
+def bury(queue: str, ids: Sequence[str], reason: str, error: str | None) -> Ask[Sequence[Result]]:
+    """Repeated after a lost reply it finds the items dead, and says so."""
+    request = requests.Bury(queue, many(ids, "ids"), reason, error)
+    return Ask("queue.bury", request, replies.Results, results)
 
 
 def redrive(
@@ -303,7 +314,7 @@ def redrive(
     """The filter as it is, a mapping or its like: wrong names in it are for the server to name."""
     chosen = None if ids is None else many(ids, "ids")
     like: Any = dict(filter) if isinstance(filter, Mapping) else filter
-    return Ask("queue.redrive", requests.Redrive(queue, chosen, like, rate, dry_run), Redriven, _itself)
+    return Ask("queue.redrive", requests.Redrive(queue, chosen, like, rate, dry_run), Redriven, itself)
 
 
 def get_item(queue: str, id: str) -> Ask[Item]:
@@ -311,20 +322,20 @@ def get_item(queue: str, id: str) -> Ask[Item]:
 
 
 def list_items(request: requests.ListItems) -> Ask[ItemPage]:
-    return Ask("items.list", request, replies.LookPage, _page)
+    return Ask("items.list", request, replies.LookPage, items_page)
 
 
-def _page(page: replies.LookPage) -> ItemPage:
+def items_page(page: replies.LookPage) -> ItemPage:
     return ItemPage([payloads.looked_item(item) for item in page.items], page.next)
 
 
-def many(value: Any, name: str) -> list[Any]:
+def many(value: Any, name: str, *, at_least: int = 1) -> list[Any]:
     if isinstance(value, str | bytes | bytearray | model.LeasedItem) or not isinstance(value, Sequence):
-        raise InvalidRequest(f"{name} is a list, not {_type(value)}; put a single one into a list")
-    if not value:
+        raise InvalidRequest(f"{name} is a list, not {type_of(value)}; put a single one into a list")
+    if len(value) < at_least:
         raise InvalidRequest(f"{name} is empty; give at least one")
     return list(value)
 
 
-def _type(value: Any) -> str:
+def type_of(value: Any) -> str:
     return "nothing" if value is None else type(value).__name__

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
 from millpond.client import asks
-from millpond.client.asks import Ask
-from millpond.client.base import BaseClient
+from millpond.client.async_batches import AsyncBatchOperations
 from millpond.client.merging import Part
 from millpond.consuming.held import AsyncHeldItem
 from millpond.model import (
@@ -33,13 +32,8 @@ from millpond.model import (
 )
 from millpond.wire import requests
 
-T = TypeVar("T")
 
-
-class AsyncOperations(BaseClient):
-    @abstractmethod
-    async def _call(self, ask: Ask[T]) -> T: ...
-
+class AsyncOperations(AsyncBatchOperations):
     @abstractmethod
     async def _gather(self, part: Part) -> Sequence[Any]: ...
 
@@ -171,6 +165,11 @@ class AsyncOperations(BaseClient):
     async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
         return await self._call(asks.cancel(queue, ids))
 
+    async def bury(
+        self, queue: str, ids: Sequence[str], *, reason: str = "rejected", error: str | None = None
+    ) -> Sequence[Result]:
+        return await self._call(asks.bury(queue, ids, reason, error))
+
     async def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
         return await self._call(asks.clear(queue, states))
 
@@ -196,6 +195,7 @@ class AsyncOperations(BaseClient):
         partition: int | None = None,
         kind: str | None = None,
         after: str | None = None,
+        until: int | None = None,
         limit: int = 100,
     ) -> ItemPage:
-        return await self._call(asks.list_items(requests.ListItems(queue, state, partition, kind, after, limit)))
+        return await self._call(asks.list_items(requests.ListItems(queue, state, partition, kind, after, until, limit)))

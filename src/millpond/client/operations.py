@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
 from millpond.client import asks
-from millpond.client.asks import Ask
-from millpond.client.base import BaseClient
+from millpond.client.batches import BatchOperations
 from millpond.client.merging import Part
 from millpond.consuming.held import HeldItem
 from millpond.model import (
@@ -33,13 +32,8 @@ from millpond.model import (
 )
 from millpond.wire import requests
 
-T = TypeVar("T")
 
-
-class Operations(BaseClient):
-    @abstractmethod
-    def _call(self, ask: Ask[T]) -> T: ...
-
+class Operations(BatchOperations):
     @abstractmethod
     def _gather(self, part: Part) -> Sequence[Any]: ...
 
@@ -169,6 +163,11 @@ class Operations(BaseClient):
     def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
         return self._call(asks.cancel(queue, ids))
 
+    def bury(
+        self, queue: str, ids: Sequence[str], *, reason: str = "rejected", error: str | None = None
+    ) -> Sequence[Result]:
+        return self._call(asks.bury(queue, ids, reason, error))
+
     def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
         return self._call(asks.clear(queue, states))
 
@@ -194,6 +193,7 @@ class Operations(BaseClient):
         partition: int | None = None,
         kind: str | None = None,
         after: str | None = None,
+        until: int | None = None,
         limit: int = 100,
     ) -> ItemPage:
-        return self._call(asks.list_items(requests.ListItems(queue, state, partition, kind, after, limit)))
+        return self._call(asks.list_items(requests.ListItems(queue, state, partition, kind, after, until, limit)))

@@ -12,8 +12,10 @@ from msgspec import UNSET
 from millpond import model
 from millpond.api import Api
 from millpond.errors import MillpondError
+from millpond.http.aside import Aside
+from millpond.http.batches import BatchAnswers, Encoded
 from millpond.http.exchange import Exchange
-from millpond.http.parked import Parked
+from millpond.http.parked import Parked, is_zero
 from millpond.http.refusals import ClientGone
 from millpond.http.streaming import GiveBack, Streams
 from millpond.model import (
@@ -32,19 +34,11 @@ from millpond.wire.replies import Cleared, Empty, LeaseReply, LookItem, LookPage
 QueueOf = Callable[[str], str | None]
 
 
-def is_zero(duration: str | float | None) -> bool:
-    """Whether it is no time at all, in whatever way that is written. Nothing and wrong ones are not."""
-    if not isinstance(duration, str):
-        return duration == 0
-    return duration != "" and not any(map("123456789".__contains__, duration))
+class Answers(BatchAnswers):
+    """What answering needs: the engine, who waits, which streams are open, and where to do what takes long."""
 
-
-class Answers:
-    """What answering needs: the engine, who waits, and which streams are open."""
-
-    def __init__(self, api: Api, parked: Parked, streams: Streams, give_back: GiveBack) -> None:
-        self._api = api
-        self._parked = parked
+    def __init__(self, api: Api, parked: Parked, aside: Aside, streams: Streams, give_back: GiveBack) -> None:
+        super().__init__(api, parked, aside)
         self._streams = streams
         self._give_back = give_back
 
@@ -101,7 +95,7 @@ class Answers:
         produced = await self._api.produce(
             request.queue, items, on_conflict=request.on_conflict, request_id=request.request_id
         )
-        _mirror(exchange, produced)
+        exchange.mirror(produced)
         return ProduceReply(list(produced))
 
     async def lease(self, request: requests.Lease, exchange: Exchange) -> LeaseReply:
@@ -109,7 +103,7 @@ class Answers:
         if not is_zero(request.wait):
             self._parked.check_room()
         gone = exchange.gone()
-        items = await self._parked.wait(
+        items: Sequence[LeasedItem] = await self._parked.wait(
             lambda: self._api.lease(
                 request.queue,
                 batch=request.batch,
@@ -118,6 +112,7 @@ class Answers:
                 client_id=request.client_id,
             ),
             gone,
+            (),
         )
         if gone.done():
             await self._return(request.queue, items)
@@ -127,7 +122,7 @@ class Answers:
         except MillpondError:
             await self._return(request.queue, items)
             raise
-        _mirror(exchange, items)
+        exchange.mirror(items)
         return payloads.lease_reply(items, exchange.reply_codec)
 
     async def _return(self, queue: str, items: Sequence[LeasedItem]) -> None:
@@ -146,13 +141,13 @@ class Answers:
         results = await self._api.extend(request.leases, queue=request.queue, lease_timeout=request.lease_timeout)
         if is_zero(request.lease_timeout):
             return self._settled(request.leases, results, exchange)
-        _mirror(exchange, results)
+        exchange.mirror(results)
         return Results(list(results))
 
     def _settled(self, leases: Sequence[str], results: Sequence[Result], exchange: Exchange) -> Results:
         """Streams that hold these leases have room for more."""
         self._streams.settle(leases, results)
-        _mirror(exchange, results)
+        exchange.mirror(results)
         return Results(list(results))
 
     async def write_state(self, request: requests.WriteState, exchange: Exchange) -> StateWritten:
@@ -164,7 +159,12 @@ class Answers:
 
     async def cancel(self, request: requests.Cancel, exchange: Exchange) -> Results:
         results = await self._api.cancel(request.queue, request.ids)
-        _mirror(exchange, results)
+        exchange.mirror(results)
+        return Results(list(results))
+
+    async def bury(self, request: requests.Bury, exchange: Exchange) -> Results:
+        results = await self._api.bury(request.queue, request.ids, reason=request.reason, error=request.error)
+        exchange.mirror(results)
         return Results(list(results))
 
     async def get_item(self, request: requests.GetItem, exchange: Exchange) -> LookItem:
@@ -172,8 +172,8 @@ class Answers:
         exchange.correlation_id = item.correlation_id
         return payloads.look_item(item, exchange.reply_codec)
 
-    async def list_items(self, request: requests.ListItems, exchange: Exchange) -> LookPage:
-        return payloads.look_page(await self._api.list_items(**_given(request)), exchange.reply_codec)
+    async def list_items(self, request: requests.ListItems, exchange: Exchange) -> LookPage | Encoded:
+        return await self.shown(await self._api.list_items(**_given(request)), exchange)
 
 
 Answer = Callable[[Answers, Any, Exchange], Awaitable[Any]]
@@ -191,6 +191,7 @@ ANSWERS: dict[str, Answer] = {
     "queue.extend": Answers.extend,
     "queue.state": Answers.write_state,
     "queue.cancel": Answers.cancel,
+    "queue.bury": Answers.bury,
     "queue.stats": Answers.stats,
     "queue.pause": Answers.pause,
     "queue.resume": Answers.resume,
@@ -198,6 +199,17 @@ ANSWERS: dict[str, Answer] = {
     "queue.redrive": Answers.redrive,
     "items.get": Answers.get_item,
     "items.list": Answers.list_items,
+    "consumer.open": Answers.open_consumer,
+    "queue.claim": Answers.claim,
+    "claim.read": Answers.read_claim,
+    "claim.verdict": Answers.give_verdicts,
+    "claim.complete": Answers.complete_claim,
+    "claim.release": Answers.release_claim,
+    "claims.list": Answers.list_claims,
+    "queue.stage": Answers.stage,
+    "stage.publish": Answers.publish_stage,
+    "stage.abort": Answers.abort_stage,
+    "journal.read": Answers.read_journal,
 }
 
 
@@ -217,11 +229,6 @@ def _leases_of(request: Any) -> Iterable[str]:
     if isinstance(request, requests.Retry):
         return [item.lease for item in request.items]
     return [request.lease] if isinstance(request, requests.WriteState) else getattr(request, "leases", ())
-
-
-def _mirror(exchange: Exchange, replies: Sequence[Any]) -> None:
-    if len(replies) == 1:
-        exchange.correlation_id = replies[0].correlation_id
 
 
 def _given(request: Any) -> dict[str, Any]:

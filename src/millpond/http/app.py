@@ -20,6 +20,8 @@ import msgspec
 from millpond.api import Api
 from millpond.errors import InternalError, MillpondError, NotBuilt, NotFound
 from millpond.http.answers import ANSWERS, Answers, QueueOf, queues_named
+from millpond.http.aside import ON_LOOP_BYTES, Aside
+from millpond.http.batches import Encoded
 from millpond.http.exchange import Exchange, Receive, Scope, Send
 from millpond.http.gate import Gate, OpenGate
 from millpond.http.hosts import AllowedHosts
@@ -31,8 +33,9 @@ from millpond.http.streaming import GiveBack, Streams
 from millpond.log import correlation_id
 from millpond.model import Check, Health, Retry
 from millpond.wire import CALLS, Call, Codec
-from millpond.wire.payloads import kinds_of
-from millpond.wire.requests import Produce, ProducePlain, Stage
+from millpond.wire.payloads import Producing, kinds_of
+from millpond.wire.requests import Produce, Stage
+from millpond.wire.staged import StagedRows, read_stage
 
 PREFIX = "/v1/"
 log = logging.getLogger(__name__)
@@ -85,7 +88,8 @@ class App:
             keep_alive_s=limits.keep_alive_s,
             stall_s=limits.stall_s,
         )
-        self.answers = Answers(api, self.parked, self.streams, give_back)
+        self._aside = Aside()
+        self.answers = Answers(api, self.parked, self._aside, self.streams, give_back)
         self._pages = Pages(live, lambda: (ready or readiness)(self.draining), metrics)
         self.meter = HttpMeter([*CALLS, *self._pages.paths])
 
@@ -149,11 +153,11 @@ class App:
     # ---- calls --------------------------------------------------------------------------------------------
 
     async def _call(self, exchange: Exchange, call: Call) -> None:
-        codec = exchange.negotiate()
+        exchange.negotiate(call.arrow)
         exchange.authenticate = partial(self.gate.authenticate, exchange.headers.get(b"authorization"))
         exchange.identity = exchange.authenticate()
         body = await exchange.body(self.limits.body_bytes_max, self.limits.body_timeout_s)
-        request = decoded(call, codec, body)
+        request = await self._decoded(exchange, call, body)
         self._authorize(exchange.identity, call, request)
         if not call.built:
             raise NotBuilt(f"{call.name} is not built yet; a later release has it", call=call.name)
@@ -161,10 +165,19 @@ class App:
             await self.streams.serve(exchange, request)
             return
         reply = await ANSWERS[call.name](self.answers, request, exchange)
-        await exchange.reply(200, exchange.reply_codec.encode(reply), exchange.reply_codec.media_type)
+        if not isinstance(reply, Encoded):
+            reply = Encoded(exchange.reply_codec.encode(reply), exchange.reply_codec.media_type)
+        await exchange.reply(200, reply.body, reply.media_type, reply.headers)
+
+    async def _decoded(self, exchange: Exchange, call: Call, body: bytes) -> Any:
+        if exchange.sends_arrow:
+            return await self._aside.run(read_stage, exchange.query, body)
+        if call.request is Stage and len(body) > ON_LOOP_BYTES:
+            return await self._aside.run(exchange.request_codec.decode_stage, body)
+        return decoded(call, exchange.request_codec, body)
 
     def _authorize(self, identity: Any, call: Call, request: Any) -> None:
-        kinds = kinds_of(request) if isinstance(request, Produce | ProducePlain | Stage) else ()
+        kinds = kinds_of(request) if isinstance(request, Producing | StagedRows) else ()
         named = False
         for queue in queues_named(request, self.queue_of):
             named = True
@@ -181,7 +194,9 @@ def readiness(draining: bool) -> Health:
 
 
 def decoded(call: Call, codec: Codec, body: bytes) -> Any:
-    return codec.decode_produce(body) if call.request is Produce else codec.decode(body, call.request)
+    if call.request is Produce:
+        return codec.decode_produce(body)
+    return codec.decode_stage(body) if call.request is Stage else codec.decode(body, call.request)
 
 
 def defer_all(api: Api) -> GiveBack:

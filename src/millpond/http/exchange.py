@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from millpond.errors import BatchTooLarge, InvalidRequest, MillpondError, TooManyRequests, Unauthorized
 from millpond.http.refusals import ClientGone, MethodNotAllowed, TooSlow, UnsupportedMediaType
-from millpond.wire import JSON, Codec, codec_of
+from millpond.wire import JSON, Codec, arrow, codec_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -26,6 +26,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.headers: dict[bytes, bytes] = dict(self._headers)
         self._receive = receive
@@ -34,6 +35,7 @@ class Exchange:
         self.status = 0  # of the reply, once it is begun
         self.bytes_received = self.bytes_sent = 0
         self.request_codec = self.reply_codec = JSON
+        self.sends_arrow = self.wants_arrow = False  # in place of these codecs; errors are never told so
         self.identity: Any = None
         self.authenticate: Callable[[], Any] = lambda: None  # again, for whoever waited: a token may be revoked by then
         self.asked_correlation_id = printable(self.headers.get(b"x-correlation-id"))
@@ -41,12 +43,12 @@ class Exchange:
 
     # ---- the request --------------------------------------------------------------------------------------
 
-    def negotiate(self) -> Codec:
-        """The request's codec. The reply's is the one of Accept, else the same."""
+    def negotiate(self, arrow_in: str = "") -> None:
+        """The request's codec. The reply's is the one of Accept, else the same. `arrow_in` is `Call.arrow`."""
         self._accept(JSON)
-        self.request_codec = self._content_codec()
+        self.request_codec = self._content_codec(arrow_in == "request")
         self._accept(self.request_codec)
-        return self.request_codec
+        self.wants_arrow = arrow_in == "reply" and prefers_arrow(self.headers.get(b"accept", b"").decode("latin-1"))
 
     def check_once(self) -> None:
         """Before any of them is believed."""
@@ -57,15 +59,19 @@ class Exchange:
             if names.count(name) > 1:
                 raise InvalidRequest(f"the header {name.decode()} is there twice; send it once")
 
-    def _content_codec(self) -> Codec:
+    def _content_codec(self, may_be_arrow: bool) -> Codec:
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedMediaType("the body has a Content-Encoding; send it as it is")
         given = self.headers.get(b"content-type", b"").decode("latin-1")
+        if may_be_arrow and is_arrow(given):
+            self.sends_arrow = True
+            return JSON
         codec = codec_of(given)
         charset = given.lower().partition("charset=")[2].strip(' ";')
         if codec is None or charset not in ("", "utf-8", "utf8"):
             what = f"Content-Type {given[:60]!r} is not spoken here" if given else "there is no Content-Type"
-            raise UnsupportedMediaType(f"{what}; send application/json (UTF-8) or application/msgpack")
+            or_arrow = f", or {arrow.MEDIA_TYPE}" if may_be_arrow else ""
+            raise UnsupportedMediaType(f"{what}; send application/json (UTF-8) or application/msgpack{or_arrow}")
         return codec
 
     def _accept(self, otherwise: Codec) -> None:
@@ -112,6 +118,11 @@ class Exchange:
     def close(self) -> None:
         if self._gone is not None:
             self._gone.cancel()
+
+    def mirror(self, replies: Sequence[Any]) -> None:
+        """The correlation id of a single item."""
+        if len(replies) == 1:
+            self.correlation_id = replies[0].correlation_id
 
     # ---- the reply ----------------------------------------------------------------------------------------
 
@@ -170,6 +181,17 @@ def preferred_codec(accept: str, otherwise: Codec) -> Codec:
         if codec is not None and quality > best_quality:
             best, best_quality = codec, quality
     return best
+
+
+def is_arrow(media_type: str) -> bool:
+    return media_type.partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
+
+
+def prefers_arrow(accept: str) -> bool:
+    """Whether Arrow is liked best of what is spoken here."""
+    entries = [entry for entry in accept.split(",") if is_arrow(entry) or codec_of(entry) is not None]
+    best = max(entries, key=_quality, default="")  # a tie goes to the first
+    return is_arrow(best) and _quality(best) > 0
 
 
 def _quality(entry: str) -> float:

@@ -25,9 +25,9 @@ from uvicorn.server import ServerState
 from millpond import model
 from millpond.api import Begin, Begun, Reply
 from millpond.errors import InternalError, MillpondError
-from millpond.http.answers import is_zero
 from millpond.http.app import PREFIX, App
 from millpond.http.exchange import ONCE, preferred_codec, printable, refusal_headers
+from millpond.http.parked import is_zero
 from millpond.http.protocol import ConnectionLimits, GuardedProtocol
 from millpond.http.refusals import TooSlow
 from millpond.model import LeasedItem, Produced, Result

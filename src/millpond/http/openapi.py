@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 
 from millpond.model import Health
-from millpond.wire import CALLS, Call
+from millpond.wire import CALLS, Call, arrow
 from millpond.wire.codec import JSON, MSGPACK
 from millpond.wire.replies import ErrorReply
+from millpond.wire.staged import PARAMETERS
 
 MEDIA_TYPES = (JSON.media_type, MSGPACK.media_type)
+ARROW = {arrow.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}  # its columns are in the docs
 REFUSALS = {
     400: "The request is wrong.",
     401: "No token, or one that does not count.",
@@ -22,11 +24,11 @@ REFUSALS = {
     408: "The body came too slowly.",
     409: "Not in the present state.",
     413: "Too many items or bytes.",
-    415: "Not JSON or MessagePack.",
+    415: "Not of a media type that this call takes.",
     429: "A limit is reached; see Retry-After.",
     431: "Too many headers, or too long.",
     500: "A bug of ours.",
-    501: "Not built yet.",
+    501: "Not built yet, or not installed.",
     503: "Try again later; see Retry-After.",
     507: "The disk is full.",
 }
@@ -63,18 +65,37 @@ def document() -> bytes:
 
 def _operation(call: Call, references: dict[Any, Any]) -> dict[str, Any]:
     refusals = {str(status): {"$ref": f"#/components/responses/{status}"} for status in REFUSALS}
+    takes_arrow = call.arrow == "request"
+    content = _content(references[call.request]) | (ARROW if takes_arrow else {})
     return {
         "operationId": call.name,
         "tags": [call.name.partition(".")[0]],
         "summary": call.purpose,
-        "requestBody": {"required": True, "content": _content(references[call.request])},
+        **({"parameters": [_parameter(name) for name in PARAMETERS]} if takes_arrow else {}),
+        "requestBody": {"required": True, "content": content},
         "responses": ({"200": _success(call, references[call.reply])} if call.built else {}) | refusals,
+    }
+
+
+def _parameter(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "query",
+        "description": "For a body of Arrow, which has no place for it; required then.",
+        "schema": {"type": "string"},
     }
 
 
 def _success(call: Call, reference: Any) -> dict[str, Any]:
     if call.name == "queue.subscribe":
         return {"description": "A line an item.", "content": {"application/x-ndjson": {"schema": reference}}}
+    if call.arrow == "reply":
+        cursor = {"description": "Of Arrow: the `next` of the page.", "schema": {"type": "string"}}
+        return {
+            "description": "Done.",
+            "headers": {arrow.NEXT_HEADER: cursor},
+            "content": _content(reference) | ARROW,
+        }
     return {"description": "Done.", "content": _content(reference)}
 
 

@@ -1,15 +1,24 @@
-"""Leases that wait for items: bounded in number, and ended by a drain or by their client's going away."""
+"""Leases and claims that wait for items: bounded in number, and ended by a drain or by their client's going away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from millpond.errors import Closed, TooManyRequests
-from millpond.model import LeasedItem
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 RETRY_AFTER_S = 5  # places free up as polls end, and many clients would come back at once
+
+
+def is_zero(duration: str | float | None) -> bool:
+    """Whether it is no time at all, in whatever way that is written. Nothing and wrong ones are not."""
+    if not isinstance(duration, str):
+        return duration == 0
+    return duration != "" and not any(map("123456789".__contains__, duration))
 
 
 class Waiting(Protocol):
@@ -44,11 +53,9 @@ class Parked:
     def leave(self, waiting: Waiting) -> None:
         self._waiting.discard(waiting)
 
-    async def wait(
-        self, lease: Callable[[], Coroutine[Any, Any, Sequence[LeasedItem]]], gone: asyncio.Future[None]
-    ) -> Sequence[LeasedItem]:
-        """What the lease gives; nothing if a drain ended it, or the client's going: then the engine takes all back."""
-        task = asyncio.ensure_future(lease())
+    async def wait(self, ask: Callable[[], Coroutine[Any, Any, T]], gone: asyncio.Future[None], otherwise: U) -> T | U:
+        """What is asked for; `otherwise` if a drain ended it, or the client's going: the engine takes leases back."""
+        task = asyncio.ensure_future(ask())
         self._waiting.add(task)
         either: set[asyncio.Future[Any]] = {task, gone}
         try:
@@ -61,7 +68,7 @@ class Parked:
             raise
         finally:
             self._waiting.discard(task)
-        return () if task.cancelled() else task.result()
+        return otherwise if task.cancelled() else task.result()
 
     def drain(self) -> None:
         self.draining = True

@@ -14,7 +14,8 @@ import msgspec
 
 from millpond import errors
 from millpond.http import openapi, refusals
-from millpond.wire import CALLS, Call
+from millpond.wire import CALLS, Call, arrow
+from millpond.wire.staged import COLUMNS
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1c2733;--soft:#566574;--line:#dde3ea;--page:#fbfcfd;--card:#fff;--mark:#0b6885;
@@ -74,8 +75,17 @@ GROUPS = {
         *("queue.produce", "queue.lease", "queue.subscribe", "queue.complete"),
         *("queue.retry", "queue.extend", "queue.state"),
     ),
-    "Operate": ("queue.stats", "queue.pause", "queue.resume", "queue.cancel", "queue.clear", "queue.redrive"),
+    "Operate": (
+        *("queue.stats", "queue.pause", "queue.resume", "queue.cancel"),
+        *("queue.clear", "queue.redrive", "queue.bury"),
+    ),
     "Look at items": ("items.get", "items.list"),
+    "Read in batches": (
+        *("consumer.open", "queue.claim", "claim.read", "claim.verdict"),
+        *("claim.complete", "claim.release", "claims.list"),
+    ),
+    "Write in batches": ("queue.stage", "stage.publish", "stage.abort"),
+    "History": ("journal.read",),
 }
 EXAMPLES = {
     "queues.create": '{"name": "mail", "lease_timeout": "1m", "max_attempts": 3}',
@@ -94,10 +104,23 @@ EXAMPLES = {
     "queue.pause": '{"queue": "mail"}',
     "queue.resume": '{"queue": "mail"}',
     "queue.cancel": '{"queue": "mail", "ids": ["ID"]}',
+    "queue.bury": '{"queue": "mail", "ids": ["ID"], "error": "redriven by mistake"}',
     "queue.clear": '{"queue": "mail", "states": ["ready", "dead"]}',
     "queue.redrive": '{"queue": "mail", "filter": {"error_contains": "no route"}, "dry_run": true}',
     "items.get": '{"queue": "mail", "id": "ID"}',
     "items.list": '{"queue": "mail", "state": "dead", "limit": 10}',
+    "consumer.open": '{"queue": "mail", "consumer": "nightly"}',
+    "queue.claim": '{"queue": "mail", "claim_id": "nightly:1", "epoch": 1, "max_items": 50000, "parts": 4}',
+    "claim.read": '{"queue": "mail", "claim_id": "nightly:1", "epoch": 1, "part": 0, "limit": 10000}',
+    "claim.verdict": '{"queue": "mail", "claim_id": "nightly:1", "epoch": 1,'
+    ' "verdicts": [{"id": "ID", "verdict": "retry", "error": "no route to host"}]}',
+    "claim.complete": '{"queue": "mail", "claim_id": "nightly:1", "epoch": 1}',
+    "claim.release": '{"queue": "mail", "claim_id": "nightly:1", "epoch": 1}',
+    "claims.list": '{"queue": "mail"}',
+    "queue.stage": '{"queue": "mail", "txn": "import:1", "chunk": "a", "items": [{"text": "hello"}]}',
+    "stage.publish": '{"queue": "mail", "txn": "import:1", "chunks": ["a"]}',
+    "stage.abort": '{"queue": "mail", "txn": "import:1"}',
+    "journal.read": '{"queue": "mail", "partition": 0, "after": 0}',
 }
 OTHER_REFUSALS = {405: "Calls are POST, pages GET.", 431: "The header is too large."}  # never of a well-made call
 
@@ -188,7 +211,7 @@ def _names(codes: list[str]) -> str:
 def _call(call: Call) -> str:
     return (
         f'<section id="{call.name}"><h3><a href="#{call.name}">/v1/{call.name}</a></h3><p>{_text(call.purpose)}</p>'
-        f"{_curl(call.name)}<h4>Request</h4>{_fields(call.request.__name__, shows_default=True)}"
+        f"{_curl(call.name)}<h4>Request</h4>{_arrow_request(call)}{_fields(call.request.__name__, shows_default=True)}"
         f"<details><summary>Reply</summary>{_reply(call)}</details></section>"
     )
 
@@ -205,7 +228,28 @@ def _curl(*names: str) -> str:
 
 def _reply(call: Call) -> str:
     stream = "<p>A line each; <code>{}</code> is a sign of life.</p>" if call.name == "queue.subscribe" else ""
-    return stream + _fields(call.reply.__name__, shows_default=False)
+    return stream + _arrow_reply(call) + _fields(call.reply.__name__, shows_default=False)
+
+
+def _arrow_reply(call: Call) -> str:
+    if call.arrow != "reply":
+        return ""
+    columns = ", ".join(f"<code>{field.name}</code>" for field in arrow.ITEM_FIELDS)
+    return (
+        f"<p>With <code>Accept: {arrow.MEDIA_TYPE}</code> one Arrow IPC stream instead, of the columns {columns}; "
+        f"<code>next</code> is then in the header <code>{arrow.NEXT_HEADER}</code>.</p>"
+    )
+
+
+def _arrow_request(call: Call) -> str:
+    if call.arrow != "request":
+        return ""
+    columns = ", ".join(f"<code>{name}</code>" for name in COLUMNS)
+    return (
+        f"<p>Or, with <code>Content-Type: {arrow.MEDIA_TYPE}</code>, <code>queue</code>, <code>txn</code> and "
+        f"<code>chunk</code> in the query string and the items as one Arrow IPC stream, of any of the columns "
+        f"{columns}. All but the first may be left out.</p>"
+    )
 
 
 def _fields(name: str, *, shows_default: bool) -> str:

@@ -171,6 +171,7 @@ class Stream:
                 client_id=request.client_id,
             ),
             self._gone,
+            (),
         )
         if items:
             self._hold(items)

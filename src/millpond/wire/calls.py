@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
-from millpond.model import QueueInfo, QueuePage, QueueStats, Redriven, StateWritten
+from millpond.model import (
+    Claim,
+    ClaimEnded,
+    Consumer,
+    JournalPage,
+    Published,
+    QueueInfo,
+    QueuePage,
+    QueueStats,
+    Redriven,
+    Staged,
+    StateWritten,
+)
 from millpond.wire import replies, requests
 
 
 class Call(Struct, frozen=True):
-    """`built` calls are answered, the others are a promise (501). `purpose` is for the schema and its page."""
+    """`built` calls are answered, the others are a promise (501). `purpose` is for the schema and its page.
+
+    `arrow` says what may be an Arrow stream too, of items: the body that is sent, or the one that is answered.
+    """
 
     name: str
     request: type[Struct]
     reply: type[Any]
     purpose: str
     built: bool = True
+    arrow: Literal["", "request", "reply"] = ""
 
 
 _TABLE = (
@@ -34,24 +50,27 @@ _TABLE = (
     Call("queue.extend", requests.Extend, replies.Results, "Keep leases alive; a `lease_timeout` of 0 ends them."),
     Call("queue.state", requests.WriteState, StateWritten, "Write the state document of a leased item."),
     Call("queue.cancel", requests.Cancel, replies.Results, "End items by id; a leased one ends with its lease."),
+    Call("queue.bury", requests.Bury, replies.Results, "Items that wait die, by id: what undoes a redrive."),
     Call("queue.stats", requests.OneQueue, QueueStats, "Counts by state, rates and ages."),
     Call("queue.pause", requests.OneQueue, QueueInfo, "Produce goes on, lease waits."),
     Call("queue.resume", requests.OneQueue, QueueInfo, "Lease goes on."),
     Call("queue.clear", requests.ClearQueue, replies.Cleared, "Remove the items in these states."),
     Call("queue.redrive", requests.Redrive, Redriven, "Send dead items back to where they came from."),
     Call("items.get", requests.GetItem, replies.LookItem, "An item, payload and all; nothing is leased."),
-    Call("items.list", requests.ListItems, replies.LookPage, "The items of a queue; nothing is leased."),
+    Call("items.list", requests.ListItems, replies.LookPage, "The items of a queue; nothing is leased.", arrow="reply"),
+    Call("consumer.open", requests.OpenConsumer, Consumer, "Begin a batch reader's epoch; who had it is fenced off."),
+    Call("queue.claim", requests.MakeClaim, Claim, "A named set of items for a batch reader; `wait` for the first."),
+    Call("claim.read", requests.ReadClaim, replies.LookPage, "A part of a claim, a page at a time.", arrow="reply"),
+    Call("claim.verdict", requests.GiveVerdicts, replies.Results, "Items that completing the claim does not complete."),
+    Call("claim.complete", requests.OneClaim, ClaimEnded, "The claim's items are done, but for those with a verdict."),
+    Call("claim.release", requests.OneClaim, ClaimEnded, "Give the claim's items back, as if never claimed."),
+    Call("claims.list", requests.OneQueue, replies.ClaimList, "The open claims of a queue."),
+    Call("queue.stage", requests.Stage, Staged, "Put items where nobody sees them yet.", arrow="request"),
+    Call("stage.publish", requests.PublishStage, Published, "Show these staged chunks all at once; twice is once."),
+    Call("stage.abort", requests.AbortStage, Staged, "Drop what was staged."),
+    Call("journal.read", requests.ReadJournal, JournalPage, "Rows of a partition's journal: all changes of its items."),
     Call("queue.rebalance", requests.Rebalance, replies.Empty, "Change the number of partitions.", built=False),
     Call("queue.audit", requests.Audit, replies.Empty, "The steps of rebalances.", built=False),
-    Call("queue.claim", requests.Claim, replies.Empty, "A named set of items for a batch reader.", built=False),
-    Call("claim.read", requests.ReadClaim, replies.Empty, "Read a part of a claim.", built=False),
-    Call("claim.complete", requests.OneClaim, replies.Empty, "The claim's items are done.", built=False),
-    Call("claim.release", requests.OneClaim, replies.Empty, "Give the claim's items back.", built=False),
-    Call("claims.list", requests.OneQueue, replies.Empty, "The claims of a queue.", built=False),
-    Call("consumer.open", requests.OpenConsumer, replies.Empty, "Begin an epoch of a batch reader.", built=False),
-    Call("queue.stage", requests.Stage, replies.Empty, "Put items where nobody sees them yet.", built=False),
-    Call("stage.publish", requests.PublishStage, replies.Empty, "Show all staged chunks at once.", built=False),
-    Call("stage.abort", requests.AbortStage, replies.Empty, "Drop what was staged.", built=False),
 )
 
 CALLS: dict[str, Call] = {call.name: call for call in _TABLE}

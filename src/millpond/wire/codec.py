@@ -15,7 +15,7 @@ import msgspec
 
 from millpond.errors import InvalidRequest, MillpondError
 from millpond.wire.replies import ErrorBody, ErrorReply
-from millpond.wire.requests import Produce, ProducePlain
+from millpond.wire.requests import Produce, ProducePlain, Stage, StagePlain
 
 T = TypeVar("T")
 Decode = Callable[[Any], Any]
@@ -39,6 +39,7 @@ class Codec:
         self._make = decoder
         self._decoders: dict[Any, Decode] = {}
         self._plain = self._decoder(ProducePlain)
+        self._plain_stage = self._decoder(StagePlain)
 
     def __repr__(self) -> str:
         return f"<codec {self.name}>"
@@ -56,6 +57,14 @@ class Codec:
             plain: ProducePlain = self._plain(body)
         except _MALFORMED:
             return self.decode(body, Produce)
+        return plain
+
+    def decode_stage(self, body: bytes | bytearray) -> Stage | StagePlain:
+        """The same for what is staged."""
+        try:
+            plain: StagePlain = self._plain_stage(body)
+        except _MALFORMED:
+            return self.decode(body, Stage)
         return plain
 
     def encode_error(self, error: MillpondError) -> bytes:

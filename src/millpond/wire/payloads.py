@@ -6,23 +6,48 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, timedelta
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, structs
 
 from millpond.errors import InvalidRequest
-from millpond.model import Item, ItemPage, LeasedFields, LeasedItem, LeasedItems, LeasedRun, NewItem, Payload, Retry
+from millpond.model import (
+    ClaimRows,
+    ClaimRun,
+    Item,
+    ItemPage,
+    LeasedFields,
+    LeasedItem,
+    LeasedItems,
+    LeasedRun,
+    NewItem,
+    Payload,
+    Retry,
+    State,
+    Verdict,
+    to_datetime,
+)
 from millpond.wire.codec import Codec
 from millpond.wire.replies import LeaseItem, LeaseReply, LookItem, LookPage
-from millpond.wire.requests import PlainItem, Produce, ProduceItem, ProducePlain, RetryItem, Stage
+from millpond.wire.requests import (
+    PlainItem,
+    Produce,
+    ProduceItem,
+    ProducePlain,
+    RetryItem,
+    Stage,
+    StagePlain,
+    VerdictItem,
+)
+from millpond.wire.staged import StagedRows
 
-_LOOK_FIELDS = [name for name in Item.__struct_fields__ if name != "payload"]
+Producing = Produce | ProducePlain | Stage | StagePlain
 _NEW_FIELDS = [name for name in NewItem.__struct_fields__ if name != "payload"]
 
 # ---- from the wire ----------------------------------------------------------------------------------------
 
 
-def new_items(request: Produce | ProducePlain, codec: Codec, correlation_id: str | None = None) -> list[Payload]:
+def new_items(request: Producing, codec: Codec, correlation_id: str | None = None) -> list[Payload]:
     """What the engine's produce takes; items that have no correlation id get the one given."""
-    if isinstance(request, ProducePlain):
+    if isinstance(request, ProducePlain | StagePlain):
         payloads = [_plain(item, place) for place, item in enumerate(request.items)]
         if correlation_id is None:
             return payloads  # type: ignore[return-value]
@@ -30,9 +55,11 @@ def new_items(request: Produce | ProducePlain, codec: Codec, correlation_id: str
     return [_new_item(item, place, codec, correlation_id) for place, item in enumerate(request.items)]
 
 
-def kinds_of(request: Produce | ProducePlain | Stage) -> frozenset[str]:
+def kinds_of(request: Producing | StagedRows) -> frozenset[str]:
     """The kinds that a produce names: some need a permission of their own."""
-    if isinstance(request, ProducePlain):
+    if isinstance(request, StagedRows):
+        return request.kinds
+    if isinstance(request, ProducePlain | StagePlain):
         return frozenset()
     return frozenset(item.kind for item in request.items if item.kind)
 
@@ -109,6 +136,10 @@ def retries(items: Sequence[RetryItem]) -> list[Retry]:
     ]
 
 
+def verdicts(items: Sequence[VerdictItem]) -> list[Verdict]:
+    return [Verdict(id=item.id, verdict=item.verdict, error=item.error, delay=item.delay) for item in items]
+
+
 # ---- to the wire ------------------------------------------------------------------------------------------
 
 
@@ -166,12 +197,42 @@ def lease_item(fields: LeasedFields, binary: bool) -> LeaseItem:
 
 
 def look_item(item: Item, codec: Codec) -> LookItem:
-    text, data = _shown(item.payload, codec.binary)
-    return LookItem(text=text, data=data, **{name: getattr(item, name) for name in _LOOK_FIELDS})
+    fields = structs.asdict(item)
+    text, data = _shown(fields.pop("payload"), codec.binary)
+    return LookItem(text=text, data=data, **fields)
 
 
 def look_page(page: ItemPage, codec: Codec) -> LookPage:
-    return LookPage([look_item(item, codec) for item in page.items], page.next)
+    items = page.items
+    if isinstance(items, ClaimRows):
+        return LookPage([item for run in items.runs for item in _claimed_items(run, codec)], page.next)
+    return LookPage([look_item(item, codec) for item in items], page.next)
+
+
+def _claimed_items(run: ClaimRun, codec: Codec) -> list[LookItem]:
+    """Straight from what the items share: no noun of the model is made on the way."""
+    partition, max_attempts = run.partition, run.max_attempts
+    created_at, deadline = to_datetime(run.created), to_datetime(run.deadline)
+    ids, correlations = run.mint.id_prefix, run.mint.correlation_prefix(run.created)
+    made = []
+    for number, payload in enumerate(run.payloads, run.first):
+        text, data = _shown(payload, codec.binary)
+        made.append(
+            LookItem(
+                id=f"{ids}{number}",
+                state=State.CLAIMED,
+                partition=partition,
+                correlation_id=f"{correlations}{number:012x}",
+                created_at=created_at,
+                expire_deadline=deadline,
+                text=text,
+                data=data,
+                max_attempts=max_attempts,
+            )
+        )
+    for number, item in run.known.items():
+        made[number - run.first] = look_item(item, codec)
+    return made
 
 
 def _shown(payload: bytes, binary: bool) -> tuple[str | None, bytes | None]:
@@ -211,5 +272,6 @@ def leased_item(item: LeaseItem) -> LeasedItem:
 
 
 def looked_item(item: LookItem) -> Item:
-    payload = item.data if item.data is not None else (item.text or "").encode()
-    return Item(payload=payload, **{name: getattr(item, name) for name in _LOOK_FIELDS})
+    fields = structs.asdict(item)
+    text, data = fields.pop("text"), fields.pop("data")
+    return Item(payload=data if data is not None else (text or "").encode(), **fields)

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from millpond.model import Produced, Result, State
+from millpond.model import Claim, Produced, Result, State
 from millpond.wire.requests import Instant
 
 
@@ -106,6 +106,10 @@ class LookItem(Struct, gc=False, omit_defaults=True, kw_only=True):
 class LookPage(Struct, gc=False, omit_defaults=True):
     items: list[LookItem]
     next: str | None = None
+
+
+class ClaimList(Struct, gc=False):
+    claims: Sequence[Claim]
 
 
 class ErrorBody(Struct, gc=False):

@@ -186,6 +186,13 @@ class Cancel(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     ids: list[str]
 
 
+class Bury(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    queue: str
+    ids: list[str]
+    reason: str = "rejected"
+    error: str | None = None
+
+
 class RedriveFields(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
     source_queue: str | None = None
     dead_reason: str | None = None
@@ -212,7 +219,96 @@ class ListItems(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True
     partition: int | None = None
     kind: str | None = None
     after: str | None = None
+    until: int | None = None
     limit: int = 100
+
+
+# ---- batches: claims, stages, history ---------------------------------------------------------------------
+
+
+class OpenConsumer(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    queue: str
+    consumer: str
+
+
+class MakeClaim(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """`epoch` is for claims named `consumer:seq`. `parts` is how many may read at a time."""
+
+    queue: str
+    claim_id: str
+    max_items: int = 10_000
+    max_bytes: int | None = None
+    parts: int = 1
+    wait: WireDuration = "0s"
+    epoch: int | None = None
+    owner: str = ""
+
+
+class ReadClaim(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    queue: str
+    claim_id: str
+    part: int = 0
+    after: str | None = None
+    limit: int = 1_000
+    epoch: int | None = None
+
+
+class VerdictItem(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """`retry` counts the attempt and waits `delay`, or the queue's backoff; `dead` kills the item."""
+
+    id: str
+    verdict: Literal["retry", "dead"]
+    error: str | None = None
+    delay: WireDuration | None = None
+
+
+class GiveVerdicts(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    queue: str
+    claim_id: str
+    verdicts: list[VerdictItem]
+    epoch: int | None = None
+
+
+class OneClaim(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    queue: str
+    claim_id: str
+    epoch: int | None = None
+
+
+class StagePlain(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """A stage of plain items only; the general one takes all that this does."""
+
+    queue: str
+    txn: str
+    chunk: str
+    items: list[PlainItem]
+
+
+class Stage(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    queue: str
+    txn: str
+    chunk: str
+    items: list[ProduceItem]
+
+
+class PublishStage(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    queue: str
+    txn: str
+    chunks: list[str]
+
+
+class AbortStage(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    queue: str
+    txn: str
+
+
+class ReadJournal(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """`after` is the turn of the last row that was read."""
+
+    queue: str
+    partition: int = 0
+    after: int = 0
+    limit: int = 500
 
 
 # ---- promised, not built ----------------------------------------------------------------------------------
@@ -228,48 +324,3 @@ class Audit(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     queue: str
     after: str | None = None
     limit: int = 100
-
-
-class Claim(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    queue: str
-    claim_id: str
-    max_items: int | None = None
-    max_bytes: int | None = None
-    epoch: int | None = None
-
-
-class ReadClaim(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    queue: str
-    claim_id: str
-    part: int = 0
-    after: str | None = None
-    limit: int = 100
-
-
-class OneClaim(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    queue: str
-    claim_id: str
-    epoch: int | None = None
-
-
-class OpenConsumer(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    queue: str
-    consumer: str
-
-
-class Stage(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    queue: str
-    txn: str
-    chunk: str
-    items: list[ProduceItem]
-
-
-class PublishStage(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    txn: str
-    chunks: list[str]
-    queue: str | None = None
-
-
-class AbortStage(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    txn: str
-    queue: str | None = None

@@ -1,0 +1,243 @@
+"""What a batch writer stages, from an Arrow IPC stream: columns to items. Whatever is wrong says where.
+
+The stream is a stranger's: types are looked at before any data, every buffer is checked before it is read, and what
+could unfold into more than was sent (compression, dictionaries, views) is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from typing import Any
+from urllib.parse import parse_qsl
+
+from msgspec import Struct
+
+from millpond.errors import BatchTooLarge, InvalidRequest
+from millpond.model import STAGE_ITEMS_MAX, NewItem, Payload
+from millpond.wire.arrow import library
+from millpond.wire.codec import NAME_SHOWN_MAX
+
+COLUMNS: dict[str, str] = {
+    "payload": "bytes",
+    "key": "text",
+    "id": "text",
+    "kind": "text",
+    "encoding": "text",
+    "reference": "text",
+    "priority": "integer",
+    "enqueue_at": "instant",
+    "delay": "duration",
+    "max_attempts": "integer",
+    "expire_timeout": "duration",
+    "correlation_id": "text",
+}
+_WANTED = {
+    "bytes": "binary or string",
+    "text": "string",
+    "integer": "an integer",
+    "instant": "a timestamp with a time zone",
+    "duration": "string, or a number of seconds",
+}
+PARAMETERS = ("queue", "txn", "chunk")  # a stream of items has no place for them
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+class StagedRows(Struct):
+    """As `requests.Stage`, with the items as the engine takes them."""
+
+    queue: str
+    txn: str
+    chunk: str
+    items: Sequence[Payload]
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(item.kind for item in self.items if isinstance(item, NewItem) and item.kind)
+
+
+def read_stage(query: bytes, body: bytes) -> StagedRows:
+    return StagedRows(**parameters(query), items=decode_items(body))
+
+
+# ---- the query string -------------------------------------------------------------------------------------
+
+
+def parameters(query: bytes) -> dict[str, str]:
+    """All of `PARAMETERS`, each once."""
+    try:
+        given = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=10)
+    except ValueError:
+        raise InvalidRequest("the query string is not percent-encoded UTF-8; send ?queue=…&txn=…&chunk=…") from None
+    found: dict[str, str] = {}
+    for name, value in given:
+        if name not in PARAMETERS:
+            raise InvalidRequest(f"unknown parameter {name[:NAME_SHOWN_MAX]!r}; {_nearest(name, PARAMETERS)}")
+        if name in found:
+            raise InvalidRequest(f"the parameter {name} is there twice; send it once")
+        found[name] = value
+    missing = [name for name in PARAMETERS if name not in found]
+    if missing:
+        raise InvalidRequest(f"there is no {missing[0]} in the query string; send ?queue=…&txn=…&chunk=…")
+    return found
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    near = get_close_matches(name[:NAME_SHOWN_MAX], names, 1, 0.5)
+    return f"did you mean {near[0]!r}?" if near else f"use {', '.join(names)}"
+
+
+# ---- the stream -------------------------------------------------------------------------------------------
+
+
+def decode_items(body: bytes) -> list[Payload]:
+    """An item that has nothing but a payload is its payload."""
+    pa = library()
+    if not body.endswith(_END_OF_STREAM):
+        raise InvalidRequest("the body is no whole Arrow IPC stream; send one, and close its writer first")
+    items: list[Payload] = []
+    try:
+        stream = pa.ipc.open_stream(body)
+        _check_schema(stream.schema)
+        _check_frames(body)
+        for batch in stream:
+            if len(items) + batch.num_rows > STAGE_ITEMS_MAX:
+                raise BatchTooLarge(
+                    f"the stream has more than {STAGE_ITEMS_MAX} rows; stage it in several chunks",
+                    items_max=STAGE_ITEMS_MAX,
+                )
+            items += _items(batch, len(items))
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:  # names may be no UTF-8
+        raise InvalidRequest(f"the body is no Arrow IPC stream ({_first_line(error)}); send one") from None
+    return items
+
+
+def _check_frames(body: bytes) -> None:
+    """By their heads alone: one schema, then batches, none of them compressed."""
+    wanted = "schema"
+    for frame in library().ipc.MessageReader.open_stream(body):
+        if frame.type != wanted:
+            raise InvalidRequest(f"the stream has a {frame.type} where a {wanted} belongs; send plain record batches")
+        if wanted == "record batch" and _is_compressed(frame.metadata.to_pybytes()):
+            raise InvalidRequest("the stream is compressed; send it as it is")
+        wanted = "record batch"
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Whether the field `compression` of the RecordBatch in a Message is there: pyarrow tells only by unpacking."""
+
+    def followed(at: int) -> int:
+        offset: int = struct.unpack_from("<I", metadata, at)[0]
+        return at + offset
+
+    def field(table: int, number: int) -> int:
+        """Where a flatbuffer's table has it; 0: not at all."""
+        fields = table - struct.unpack_from("<i", metadata, table)[0]
+        size: int = struct.unpack_from("<H", metadata, fields)[0]
+        place = 4 + 2 * number
+        offset: int = struct.unpack_from("<H", metadata, fields + place)[0] if place < size else 0
+        return table + offset if offset else 0
+
+    header = field(followed(0), 2)
+    return header != 0 and field(followed(header), 3) != 0
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200] or "it ends too soon"
+
+
+# ---- columns ----------------------------------------------------------------------------------------------
+
+
+def _check_schema(schema: Any) -> None:
+    seen: set[str] = set()
+    for field in schema:
+        name: str = field.name
+        if name not in COLUMNS:
+            shown = name[:NAME_SHOWN_MAX]
+            raise InvalidRequest(f"unknown column {shown!r}; {_nearest(name, list(COLUMNS))}", column=shown)
+        if name in seen:
+            raise InvalidRequest(f"the column {name!r} is there twice; send it once", column=name)
+        seen.add(name)
+        if not _fits(field.type, COLUMNS[name]):
+            wanted = _WANTED[COLUMNS[name]]
+            raise InvalidRequest(f"column {name!r} is {field.type!s:.60}; make it {wanted}", column=name)
+    if "payload" not in seen:
+        raise InvalidRequest("there is no column 'payload'; send one, of binary or string", column="payload")
+
+
+def _fits(kind: Any, wanted: str) -> bool:
+    types = library().types
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    if wanted == "bytes":
+        return bool(is_text or types.is_binary(kind) or types.is_large_binary(kind))
+    fits = {
+        "text": is_text,
+        "integer": types.is_integer(kind),
+        "instant": types.is_timestamp(kind) and kind.tz is not None,
+        "duration": is_text or types.is_integer(kind) or types.is_floating(kind),
+    }
+    return bool(fits[wanted] or types.is_null(kind))
+
+
+def _items(batch: Any, before: int) -> list[Payload]:
+    """`before` is how many rows came before this batch."""
+    given: dict[str, list[Any]] = {}
+    payloads: list[Any] = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        name: str = field.name
+        try:
+            column.validate(full=True)
+        except (library().ArrowException, OSError) as error:
+            raise InvalidRequest(f"column {name!r}: {_first_line(error)}; mend it", column=name) from None
+        if name == "payload":
+            payloads = _payloads(column, before)
+        elif column.null_count < len(column):
+            given[name] = _READERS.get(COLUMNS[name], _as_they_are)(name, column, before)
+    if not given:
+        return payloads
+    return [_item(payload, given, row) for payload, *row in zip(payloads, *given.values(), strict=True)]
+
+
+def _item(payload: bytes, names: dict[str, Any], row: Sequence[Any]) -> Payload:
+    fields = {name: value for name, value in zip(names, row, strict=True) if value is not None}
+    return NewItem(payload=payload, **fields) if fields else payload
+
+
+def _payloads(column: Any, before: int) -> list[bytes]:
+    pa = library()
+    if column.null_count:
+        raise _wrong("payload", before + column.to_pylist().index(None), "is null; give bytes, or leave the row out")
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if is_text:
+        column = column.cast(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
+    payloads: list[bytes] = column.to_pylist()
+    return payloads
+
+
+def _as_they_are(name: str, column: Any, before: int) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _instants(name: str, column: Any, before: int) -> list[datetime | None]:
+    pa = library()
+    units = _UNITS_A_SECOND[column.type.unit]
+    made: list[datetime | None] = []
+    for value in column.cast(pa.int64()).to_pylist():
+        try:
+            made.append(None if value is None else _EPOCH + timedelta(microseconds=value * 10**6 // units))
+        except OverflowError:
+            raise _wrong(name, before + len(made), "is no instant that a calendar has; mend it") from None
+    return made
+
+
+_READERS: dict[str, Callable[[str, Any, int], list[Any]]] = {"instant": _instants}
+
+
+def _wrong(name: str, row: int, what: str) -> InvalidRequest:
+    return InvalidRequest(f"column {name!r}, row {row}: {what}", column=name, row=row)
