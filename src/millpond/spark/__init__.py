@@ -6,17 +6,24 @@ one by one, and one that is slow to start is given up.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.spark.formats import register
+    from millpond.spark.formats import give_verdicts, register
+    from millpond.spark.schema import parse_json, to_payload
 
-__all__ = ["register"]
+__all__ = ["give_verdicts", "parse_json", "register", "to_payload"]
+
+_HOMES = {
+    "give_verdicts": "millpond.spark.formats",
+    "parse_json": "millpond.spark.schema",
+    "register": "millpond.spark.formats",
+    "to_payload": "millpond.spark.schema",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'millpond.spark' has no attribute {name!r}")
-    from millpond.spark.formats import register
-
-    return register
+    return getattr(import_module(_HOMES[name]), name)
