@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 UV ?= $(shell command -v uv)
 OPS ?= 100000
 SEED ?= 1
+KILLS ?= 200
 JOBS ?= auto
 
 VENV := .venv
@@ -22,13 +23,17 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast lint types format sim bench-engine bench-server requirements clean
+.PHONY: help demo example test test-fast lint types format sim torture-spark bench-engine bench-server bench-spark \
+	requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(CORE) ## see a queue at work, in a minute
 	$(BIN)/python -m millpond.demo
+
+example: $(READY) ## events to Spark to Parquet and a second queue, dead letters, redrive and a report, in two minutes
+	$(BIN)/python examples/orders.py
 
 test: lint types ## everything that CI checks: lint, types, the simulator in its CI size, all tests
 	$(BIN)/python -m tests.sim.run --seed 1 --seeds 1000 --pairs-min 100
@@ -57,6 +62,12 @@ bench-engine: $(READY) ## measure the engine on this machine
 
 bench-server: $(READY) ## measure the server on this machine, beside bare servers and Go's
 	$(BIN)/python -m benchmarks.server
+
+bench-spark: $(READY) ## measure source, sink, exporter and the jobs on the history
+	$(BIN)/python -m benchmarks.spark
+
+torture-spark: $(READY) ## kill driver, executors and server 200 times: make torture-spark KILLS=200 SEED=1
+	$(BIN)/python -m tests.spark.torture.run --kills $(KILLS) --seed $(SEED)
 
 requirements: ## pin the dependencies of pyproject.toml again; UPGRADE=--upgrade for newer ones (needs uv)
 	$(if $(UV),,$(error make requirements needs uv; install it or name it with UV=/path/to/uv))

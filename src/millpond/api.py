@@ -211,8 +211,11 @@ class Api(Protocol):
 
     # ---- claims: items for a batch reader -------------------------------------------------------------------
 
-    async def open_consumer(self, queue: str, consumer: str) -> Consumer:
-        """Begin an epoch: whoever had opened the consumer before is fenced off."""
+    async def open_consumer(self, queue: str, consumer: str, *, after: int | None = None) -> Consumer:
+        """Begin an epoch: whoever had opened the consumer before is fenced off.
+
+        `after` is the last claim that the caller knows of: if that is not the consumer's, nothing is begun (409).
+        """
         ...
 
     async def claim(

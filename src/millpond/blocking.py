@@ -302,8 +302,8 @@ class Pond(Consumes):
             )
         )
 
-    def open_consumer(self, queue: str, consumer: str) -> Consumer:
-        return self._call(self._pond.open_consumer(queue, consumer))
+    def open_consumer(self, queue: str, consumer: str, *, after: int | None = None) -> Consumer:
+        return self._call(self._pond.open_consumer(queue, consumer, after=after))
 
     def claim(
         self,

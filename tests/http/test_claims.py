@@ -139,6 +139,19 @@ def test_a_consumer_goes_on_from_its_last_claim_and_fences_off_who_had_it(server
     assert server.must("consumer.open", queue=queue, consumer="nightly")["last_completed"] == 1
 
 
+def test_who_comes_with_another_past_than_the_consumers_fences_nobody_off(server: Served, queue: str) -> None:
+    fill(server, queue)
+    epoch = server.must("consumer.open", queue=queue, consumer="nightly", after=0)["epoch"]
+    server.must("queue.claim", queue=queue, claim_id="nightly:1", epoch=epoch, max_items=2)
+    assert server.must("consumer.open", queue=queue, consumer="nightly", after=1)["epoch"] == epoch + 1
+    server.must("claim.complete", queue=queue, claim_id="nightly:1", epoch=epoch + 1)
+    for wrong in (0, 3):
+        refused = server.call("consumer.open", queue=queue, consumer="nightly", after=wrong)
+        assert (refused.status, refused.error["code"]) == (409, "conflict")
+        assert refused.error["details"] == {"last_completed": 1}
+    server.must("queue.claim", queue=queue, claim_id="nightly:2", epoch=epoch + 1, max_items=2)
+
+
 def test_a_list_of_items_can_stop_at_a_number(server: Served, queue: str) -> None:
     fill(server, queue, 3)
     [partition] = server.must("queue.stats", queue=queue)["partitions"]

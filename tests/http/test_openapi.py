@@ -45,7 +45,7 @@ EXPECTED = {
     "queue.redrive": "queue ids filter rate dry_run",
     "queue.rebalance": "queue partitions dry_run",
     "queue.audit": "queue after limit",
-    "consumer.open": "queue consumer",
+    "consumer.open": "queue consumer after",
     "queue.claim": "queue claim_id max_items max_bytes parts wait epoch owner",
     "claim.read": "queue claim_id part after limit epoch",
     "claim.verdict": "queue claim_id verdicts epoch",

@@ -209,6 +209,7 @@ def test_a_checkpoint_that_was_deleted(spark: SparkSession, pond: Pond, tmp_path
     told = refused(spark, options, tmp_path / "new")
     assert "has completed claim 1, but this query's checkpoint is new" in told
     assert "with a consumer of a new name" in told
+    assert pond.server.must("consumer.open", queue=queue, consumer="c")["epoch"] == 2  # whoever runs with it goes on
     assert pond.counts(queue) == {"ready": 3}
     assert len(consume(spark, options | {"consumer": "d"}, tmp_path / "newer").rows) == 3  # as it says
 

@@ -32,8 +32,8 @@ class AsyncBatchOperations(BaseClient):
 
     # ---- claims: items for a batch reader -----------------------------------------------------------------
 
-    async def open_consumer(self, queue: str, consumer: str) -> Consumer:
-        return await self._call(asks.open_consumer(queue, consumer))
+    async def open_consumer(self, queue: str, consumer: str, *, after: int | None = None) -> Consumer:
+        return await self._call(asks.open_consumer(queue, consumer, after))
 
     async def claim(
         self,

@@ -28,9 +28,9 @@ from millpond.wire import replies, requests
 # ---- claims -----------------------------------------------------------------------------------------------
 
 
-def open_consumer(queue: str, consumer: str) -> Ask[Consumer]:
+def open_consumer(queue: str, consumer: str, after: int | None) -> Ask[Consumer]:
     """A repeat begins one more epoch: it is the newest that counts."""
-    return Ask("consumer.open", requests.OpenConsumer(queue, consumer), Consumer, itself)
+    return Ask("consumer.open", requests.OpenConsumer(queue, consumer, after), Consumer, itself)
 
 
 def claim(

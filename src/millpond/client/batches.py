@@ -32,8 +32,8 @@ class BatchOperations(BaseClient):
 
     # ---- claims: items for a batch reader -----------------------------------------------------------------
 
-    def open_consumer(self, queue: str, consumer: str) -> Consumer:
-        return self._call(asks.open_consumer(queue, consumer))
+    def open_consumer(self, queue: str, consumer: str, *, after: int | None = None) -> Consumer:
+        return self._call(asks.open_consumer(queue, consumer, after))
 
     def claim(
         self,

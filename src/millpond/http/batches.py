@@ -47,7 +47,7 @@ class BatchAnswers:
     # ---- claims -------------------------------------------------------------------------------------------
 
     async def open_consumer(self, request: requests.OpenConsumer, exchange: Exchange) -> Consumer:
-        return await self._api.open_consumer(request.queue, request.consumer)
+        return await self._api.open_consumer(request.queue, request.consumer, after=request.after)
 
     async def claim(self, request: requests.MakeClaim, exchange: Exchange) -> Claim:
         """One that waits goes with its client, and ends with a drain. What was claimed by then has a name to ask by."""

@@ -214,6 +214,7 @@ class OpenConsumer(Request, eq=False):
     """Reply: Consumer."""
 
     consumer: str
+    after: int | None = None
 
 
 class ClaimItems(Request, eq=False):

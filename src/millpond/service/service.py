@@ -284,8 +284,9 @@ class Service:
 
     # ---- claims -------------------------------------------------------------------------------------------
 
-    async def open_consumer(self, queue: str, consumer: str) -> Consumer:
-        opened: Consumer = await self._ask(queue, OpenConsumer(validate_claims.consumer(consumer)))
+    async def open_consumer(self, queue: str, consumer: str, *, after: int | None = None) -> Consumer:
+        last = None if after is None else validate.integer(after, "after", 0, 1 << 62)
+        opened: Consumer = await self._ask(queue, OpenConsumer(validate_claims.consumer(consumer), last))
         return opened
 
     async def claim(

@@ -126,7 +126,7 @@ class _Consumer:
         self._ready_left = sum(one["counts"].get("ready", 0) for one in info["partitions"])
 
     def begin(self) -> dict[str, Any]:
-        self._open()
+        self._open(0)
         if self._completed:
             raise Misplaced(
                 f"{self._named} has completed claim {self._completed}, but this query's checkpoint is new; start it"
@@ -136,7 +136,7 @@ class _Consumer:
         return self._offset(0, [])
 
     def after(self, start: dict[str, Any], limit: int) -> dict[str, Any]:
-        self._check(start)
+        self._check(start, start["seq"])
         if start["seq"] < self._completed:
             raise Misplaced(
                 f"the checkpoint has come to claim {start['seq']}, but {self._named} has completed claim"
@@ -157,7 +157,7 @@ class _Consumer:
 
     def claim_of(self, end: dict[str, Any]) -> tuple[str, int | None]:
         """For a batch that an earlier run had planned, after a look at whether its claim is still there."""
-        self._check(end)
+        self._check(end, end["seq"] - 1)
         seq, claim_id = end["seq"], self._claim_id(end["seq"])
         if seq <= self._completed:
             raise Misplaced(
@@ -169,7 +169,7 @@ class _Consumer:
         return claim_id, self._epoch
 
     def complete(self, end: dict[str, Any]) -> None:
-        self._check(end)
+        self._check(end, end["seq"])
         seq = end["seq"]
         if seq == self._completed + 1:
             self._call("claim.complete", claim_id=self._claim_id(seq), epoch=self._epoch)
@@ -177,11 +177,20 @@ class _Consumer:
 
     # ---- how it is done ---------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        if self._epoch is None:
-            if not self._incarnation:
-                self._look()
-            opened = self._call("consumer.open", consumer=self._options.consumer)
+    def _open(self, after: int) -> None:
+        """As the one that has come to claim `after`: where the consumer has not, it stays with whoever has it."""
+        if self._epoch is not None:
+            return
+        if not self._incarnation:
+            self._look()
+        fields = {"queue": self._options.queue, "consumer": self._options.consumer, "after": after}
+        try:
+            opened = self._transport.call("consumer.open", **fields)
+        except Refused as error:
+            if "last_completed" not in error.details:
+                raise _explained(error, self._options, "") from None
+            self._completed = error.details["last_completed"]  # whoever asked finds that it cannot be
+        else:
             self._epoch, self._completed = opened["epoch"], opened["last_completed"]
 
     def _look(self) -> dict[str, Any]:
@@ -223,8 +232,8 @@ class _Consumer:
             "parts": parts,
         }
 
-    def _check(self, offset: dict[str, Any]) -> None:
-        """That the offset is this consumer's, which is then open."""
+    def _check(self, offset: dict[str, Any], done: int) -> None:
+        """That the offset is this consumer's, which is then open, if it has come to claim `done`."""
         if offset.get("format") != OFFSET_FORMAT:
             raise Misplaced(
                 f"the checkpoint holds offsets of format {offset.get('format')!r}, this connector writes"
@@ -244,7 +253,7 @@ class _Consumer:
                 f"the checkpoint is of an earlier queue {mine[0]!r}, which was deleted and made again, or is on another"
                 " server; start with a new checkpointLocation"
             )
-        self._open()
+        self._open(done)
         if offset["seq"] > self._completed + 1:
             raise Misplaced(
                 f"the checkpoint has come to claim {offset['seq']}, but {self._named} only to {self._completed}: the"

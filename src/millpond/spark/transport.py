@@ -29,11 +29,12 @@ TEXT_SHOWN_MAX = 200  # of a reply that is not millpond's: enough to see whose i
 class Refused(Exception):
     """The server's own word: `code` says what kind, the text what is wrong and what to do."""
 
-    def __init__(self, code: str, text: str, status: int = 0) -> None:
-        super().__init__(code, text, status)
+    def __init__(self, code: str, text: str, status: int = 0, details: dict[str, Any] | None = None) -> None:
+        super().__init__(code, text, status, details)
         self.code = code
         self.text = text
         self.status = status
+        self.details = details or {}
 
     def __str__(self) -> str:
         return f"{self.text} ({self.code})" if self.code else self.text
@@ -190,7 +191,7 @@ def _decoded(reply: bytes, url: str) -> dict[str, Any]:
 def _refusal(status: int, reply: bytes, url: str) -> Refused:
     try:
         error = json.loads(reply)["error"]
-        return Refused(str(error["code"]), str(error["message"]), status)
+        return Refused(str(error["code"]), str(error["message"]), status, error.get("details"))
     except (ValueError, KeyError, TypeError):
         return Refused("", f"{url} answered with status {status} ({_shown(reply)}); {_WRONG}", status)
 

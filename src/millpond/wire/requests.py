@@ -229,6 +229,7 @@ class ListItems(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True
 class OpenConsumer(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     queue: str
     consumer: str
+    after: int | None = None
 
 
 class MakeClaim(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
