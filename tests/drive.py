@@ -52,7 +52,7 @@ class Pond:
     def reopen(self) -> None:
         """As after a crash: nothing of memory is left."""
         for queue in self.queues.values():
-            for lane in queue.state.lanes.values():
+            for lane in queue.state.everyone:
                 lane.store.close()
         self.open()
 

@@ -56,6 +56,8 @@ def run(language: str, text: str, folder: Path) -> None:
     assert (done.returncode, '"error":' in done.stdout) == (0, False), f"{text}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # it starts Spark twice
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
     snippets = SNIPPET.findall((ROOT / "README.md").read_text())

@@ -47,9 +47,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dashboard": EDGE,
     "client": EDGE | {"wire", "consuming"},
     "spark": EDGE | {"client", "history"},
+    "triage": EDGE | {"store"},  # many dead items at a time; of the stores only how a directory is made to last
     "sharing": ENGINE | {"directory", "consuming", "blocking", "http", "client"},
     "server": ENGINE | {"sharing", "http", "dashboard", "access", "config", "log"},
-    "cli": ENGINE | {"sharing", "http", "dashboard", "server", "worker", "client", "access", "config", "log"},
+    "cli": ENGINE
+    | {"sharing", "blocking", "http", "dashboard", "server", "worker", "client", "access", "config", "log"}
+    | {"triage", "spark", "__init__"},
     "__init__": ENGINE | {"blocking", "sharing", "client"},  # `import millpond`: what users see
     "demo": {"__init__"},  # a user
 }

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from millpond.client import AsyncClient, Client
     from millpond.embedded import AsyncPond
     from millpond.errors import MillpondError
-    from millpond.model import Item, LeasedItem, NewItem, Produced, RedriveFilter, Result, Retry, State
+    from millpond.model import Item, LeasedItem, NewItem, Produced, RedriveFilter, Result, Retry, State, Verdict
     from millpond.sharing import open, open_async
 
 # Imported when they are asked for: a command line that only wants its help should not wait for an engine.
@@ -19,7 +19,17 @@ _MODULES = {
     "millpond.client": ("AsyncClient", "Client"),
     "millpond.embedded": ("AsyncPond",),
     "millpond.errors": ("MillpondError",),
-    "millpond.model": ("Item", "LeasedItem", "NewItem", "Produced", "RedriveFilter", "Result", "Retry", "State"),
+    "millpond.model": (
+        "Item",
+        "LeasedItem",
+        "NewItem",
+        "Produced",
+        "RedriveFilter",
+        "Result",
+        "Retry",
+        "State",
+        "Verdict",
+    ),
     "millpond.sharing": ("open", "open_async"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
@@ -38,6 +48,7 @@ __all__ = [
     "Result",
     "Retry",
     "State",
+    "Verdict",
     "open",
     "open_async",
 ]

@@ -15,7 +15,7 @@ import msgspec
 from millpond.model import State
 
 STATES = tuple(State)
-TRANSITIONS = ("produced", "leased", "completed", "retried", "dead", "cancelled", "letters")
+TRANSITIONS = ("produced", "leased", "completed", "retried", "dead", "cancelled", "letters", "claimed")
 """What a partition keeps totals of, over its whole life. `letters` are dead letters that came from other queues."""
 
 OTHER_QUEUES = "(other)"  # no queue can be called that

@@ -7,23 +7,48 @@ from typing import Any
 
 from millpond.errors import NotFound
 from millpond.history.format import Record, encode_state
-from millpond.model import Item, ItemPage, LeasedItem, QueueStats, RedriveFilter, Redriven, Result, State, StateWritten
+from millpond.model import (
+    Claim,
+    ClaimEnded,
+    Consumer,
+    Item,
+    ItemPage,
+    LeasedItem,
+    Published,
+    QueueStats,
+    RedriveFilter,
+    Redriven,
+    Result,
+    Staged,
+    State,
+    StateWritten,
+)
 from millpond.queue.lane import Job
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.partition import Partition
 from millpond.queue.requests import (
+    AbortStage,
     Cancel,
+    ClaimItems,
     Clear,
+    EndClaim,
     Extend,
     GetItem,
     GetStats,
+    JudgeClaim,
+    JudgeItem,
     Lease,
+    ListClaims,
     ListItems,
+    OpenConsumer,
     Produce,
+    PublishStage,
+    ReadClaim,
     Redrive,
     Request,
     RetryItem,
     RetryItems,
+    StageItems,
     WriteState,
 )
 from millpond.store.base import JournalRow, Recovered, Store, StoreFailed, StoreFull, Stores, Turn
@@ -43,8 +68,8 @@ class SteppedPond(Pond):
                 return
         raise AssertionError("a queue wants to run for ever at one instant")
 
-    def steps(self) -> Generator[None]:
-        """The same as `run`, stopping wherever a crash could cut in."""
+    def steps(self, *, backwards: bool = False) -> Generator[None]:
+        """The same as `run`, stopping wherever a crash could cut in; the last lane's job first if so told."""
         moved = True
         while moved:
             moved = False
@@ -52,7 +77,7 @@ class SteppedPond(Pond):
                 wake = queue.tick(self.clock.now())
                 yield
                 jobs, queue.jobs = queue.jobs, []
-                for job in jobs:
+                for job in reversed(jobs) if backwards else jobs:
                     job.run()
                     yield
                     queue.finish(job, self.clock.now())
@@ -81,7 +106,7 @@ class SteppedPond(Pond):
     def drop(self) -> None:
         """Let go of the stores without a word, as at the end of a test."""
         for queue in self.queues.values():
-            for lane in queue.state.lanes.values():
+            for lane in queue.state.everyone:
                 lane.store.close()
 
     def _round(self) -> bool:
@@ -135,7 +160,7 @@ class SteppedPond(Pond):
 
     def list(self, state: State | None = None, queue: str = "q", limit: int = 1_000) -> list[Item]:
         page: ItemPage = self.ask(ListItems(state, None, None, (0, 0), limit), queue)
-        return page.items
+        return [*page.items]
 
     def cancel(self, *ids: str, queue: str = "q") -> Any:
         return self.ask(Cancel(ids), queue)
@@ -154,6 +179,62 @@ class SteppedPond(Pond):
 
     def stats(self, queue: str = "q") -> QueueStats:
         return self.ask(GetStats(), queue)  # type: ignore[no-any-return]
+
+    # ---- claims and stages --------------------------------------------------------------------------------------
+
+    def claim(self, claim_id: str = "c", max_items: int = 10_000, queue: str = "q", **options: Any) -> Claim:
+        return self.ask(ClaimItems(claim_id, max_items, **options), queue)  # type: ignore[no-any-return]
+
+    def read(self, claim_id: str = "c", part: int | None = None, limit: int = 1_000, **options: Any) -> Sequence[Item]:
+        """All pages of a part, or of all parts one after the other."""
+        claims = {claim.claim_id: claim for claim in self.claims()}
+        found: Sequence[Item] = []
+        parts = 1 if claim_id not in claims else len(claims[claim_id].parts)
+        for one in range(parts) if part is None else [part]:
+            after: str | None = "0"
+            while after is not None:
+                page: ItemPage = self.ask(ReadClaim(claim_id, one, int(after), limit, **options))
+                found, after = [*found, *page.items], page.next
+        return found
+
+    def claims(self) -> Sequence[Claim]:
+        return self.ask(ListClaims())  # type: ignore[no-any-return]
+
+    def judge(self, *verdicts: JudgeItem, claim_id: str = "c", epoch: int | None = None) -> Sequence[Result]:
+        return self.ask(JudgeClaim(claim_id, verdicts, epoch))  # type: ignore[no-any-return]
+
+    def complete_claim(self, claim_id: str = "c", epoch: int | None = None) -> ClaimEnded:
+        return self.ask(EndClaim(claim_id, True, epoch))  # type: ignore[no-any-return]
+
+    def release_claim(self, claim_id: str = "c", epoch: int | None = None) -> ClaimEnded:
+        return self.ask(EndClaim(claim_id, False, epoch))  # type: ignore[no-any-return]
+
+    def open_consumer(self, consumer: str = "s") -> Consumer:
+        return self.ask(OpenConsumer(consumer))  # type: ignore[no-any-return]
+
+    def stage(self, chunk: str, *records: bytes | Record, txn: str = "t") -> int:
+        staged: Staged = self.ask(StageItems(txn, chunk, [*records], 0))
+        return staged.items
+
+    def publish(self, *chunks: str, txn: str = "t") -> Published:
+        return self.ask(PublishStage(txn, chunks))  # type: ignore[no-any-return]
+
+    def abort(self, txn: str = "t") -> int:
+        staged: Staged = self.ask(AbortStage(txn))
+        return staged.items
+
+    def counts(self, queue: str = "q") -> dict[str, int]:
+        """How many there are of each state that there is."""
+        return {str(state): count for state, count in self.stats(queue).counts.items() if count}
+
+    def counts_now(self, queue: str = "q") -> dict[str, int]:
+        """The same from memory, in the middle of things."""
+        counts: dict[str, int] = {}
+        for lane in self.queues[queue].state.lanes.values():
+            for state, count in lane.partition.counts().items():
+                if count:
+                    counts[str(state)] = counts.get(str(state), 0) + count
+        return counts
 
     def kill(self, item: LeasedItem, queue: str = "q", error: str | None = None) -> None:
         assert self.retry(item, queue, dead=True, error=error).ok

@@ -11,8 +11,28 @@ import pytest
 import millpond.queue.lane
 from millpond.history.format import Record, encode_state, numbers_of
 from millpond.model import RedriveFilter, State
+from millpond.queue.decisions import Decisions
+from millpond.queue.lane import Lane
 from millpond.queue.partition import Partition
-from millpond.queue.requests import Cancel, Clear, Complete, Extend, Lease, Redrive, RetryItem, RetryItems, WriteState
+from millpond.queue.requests import (
+    AbortStage,
+    Cancel,
+    ClaimItems,
+    Clear,
+    Complete,
+    EndClaim,
+    Extend,
+    JudgeClaim,
+    JudgeItem,
+    Lease,
+    OpenConsumer,
+    PublishStage,
+    Redrive,
+    RetryItem,
+    RetryItems,
+    StageItems,
+    WriteState,
+)
 from millpond.queue.snapshot import COLUMNS, Snapshot, recover_partition, take_snapshot
 from millpond.store.base import Recovered
 from tests.conformance.conftest import MakePond
@@ -56,8 +76,8 @@ class Workload:
         rng, pond = self.rng, self.pond
         act = rng.choices(
             (self.produce, self.lease, self.complete, self.retry, self.extend, self.write, self.cancel, self.time,
-             self.clear, self.redrive, self.gone),
-            (30, 25, 20, 12, 8, 8, 4, 10, 1, 2, 3),
+             self.clear, self.redrive, self.gone, self.claim, self.judge, self.end_claim, self.stage, self.publish),
+            (30, 25, 20, 12, 8, 8, 4, 10, 1, 2, 3, 8, 6, 5, 8, 4),
         )[0]  # fmt: skip
         act()
         pond.run()
@@ -142,8 +162,52 @@ class Workload:
         if "dq" in self.pond.queues:
             self.pond.submit(Redrive(None, RedriveFilter()), "dq")
 
+    def claim(self) -> None:
+        if self.rng.random() < 0.2:
+            self.pond.submit(OpenConsumer("s"))
+        consumer = self.meta.consumers.get("s")
+        if consumer is not None and self.rng.random() < 0.3:
+            self.pond.submit(ClaimItems(f"s:{consumer.last_completed + 1}", 5, epoch=consumer.epoch))
+        else:
+            self.pond.submit(ClaimItems(f"c{self.rng.randint(0, 99)}", self.rng.randint(1, 9), parts=2))
+
+    def judge(self) -> None:
+        items = self.pond.list(State.CLAIMED)
+        for claim_id in list(self.meta.claims)[:3]:
+            chosen = self.rng.sample(items, min(len(items), 3))
+            verdicts = [JudgeItem(item.id, self.rng.random() < 0.3, error="judged") for item in chosen]
+            self.pond.submit(JudgeClaim(claim_id, verdicts))
+
+    def end_claim(self) -> None:
+        for claim_id in list(self.meta.claims)[:1]:
+            self.pond.submit(EndClaim(claim_id, self.rng.random() < 0.6))
+
+    def stage(self) -> None:
+        records = [self.record() for _ in range(self.rng.randint(1, 4))]
+        self.pond.submit(StageItems(self.txn(), f"c{self.rng.randint(0, 2)}", records, 0))
+
+    def publish(self) -> None:
+        if self.rng.random() < 0.1:
+            self.pond.submit(AbortStage(self.txn()))
+        else:
+            self.pond.submit(PublishStage(self.txn(), [f"c{self.rng.randint(0, 2)}"]))
+
+    def txn(self) -> str:
+        return f"{self.rng.choice(('t', 't:'))}{self.rng.randint(1, 6)}"
+
+    @property
+    def meta(self) -> Decisions:
+        meta = self.pond.queues["q"].state.meta
+        return meta.partition.decisions if meta.known else Decisions()
+
     def time(self) -> None:
         self.pond.advance(self.rng.choice([1, 700, 6_000, 400_000]))
+
+
+def lanes_of(pond: SteppedPond) -> dict[tuple[str, int], Lane]:
+    """Those of the decisions too, where they are in use."""
+    lanes = {(name, lane.index): lane for name, queue in pond.queues.items() for lane in queue.state.everyone}
+    return {place: lane for place, lane in lanes.items() if lane.known}
 
 
 @pytest.mark.parametrize("dead_queue", [None, "dq"])
@@ -159,21 +223,21 @@ def test_memory_journal_and_snapshot_are_the_same_state(
         queues.append(definition(dead_queue))
     pond = make_pond(*queues)
     work = Workload(pond, seed)
-    snapshots: dict[str, tuple[int, bytes]] = {}
-    for step in range(1, 241):
+    snapshots: dict[tuple[str, int], tuple[int, bytes]] = {}
+    for step in range(1, 321):
         work.step()
         if step % 60 == 20:
-            snapshots = {name: (pond.partition(name).turn, take_snapshot(pond.partition(name))) for name in pond.queues}
+            lanes = lanes_of(pond).items()
+            snapshots = {name: (lane.partition.turn, take_snapshot(lane.partition)) for name, lane in lanes}
         if step % 60 == 0:
-            for name, queue in pond.queues.items():
-                partition = queue.state.lanes[0].partition
-                rows = queue.state.lanes[0].store.journal(0, 100_000)
-                turn, snapshot = snapshots[name]
+            for name, lane in lanes_of(pond).items():
+                rows = lane.store.journal(0, 100_000)
+                turn, snapshot = snapshots.get(name, (0, None))
                 later = [row for row in rows if row.turn > turn]
                 for recovered in (Recovered(0, None, rows), Recovered(turn, snapshot, later)):
-                    again = recover_partition(queue.state.incarnation, 0, 300_000, recovered)
-                    again.at = partition.at  # in memory it moves on with turns that have nothing to write
-                    assert state_of(again) == state_of(partition)
+                    again = recover_partition(lane.partition.incarnation, 0, 300_000, recovered)
+                    again.at = lane.partition.at  # in memory it moves on with turns that have nothing to write
+                    assert state_of(again) == state_of(lane.partition)
     assert sum(pond.stats().totals.values()) > 300
 
 

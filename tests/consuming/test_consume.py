@@ -17,7 +17,7 @@ from tests.service.looks import until_parked
 
 
 def all_of(pond: Pond, queue: str) -> list[Item]:
-    return pond.list_items(queue).items
+    return list(pond.list_items(queue).items)
 
 
 def only(pond: Pond, queue: str) -> Item:

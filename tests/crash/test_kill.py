@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
+from typing import Protocol
 
 import pytest
 
@@ -39,10 +40,16 @@ class Said:
         return set(self.subjects.get(word, []))
 
 
-def live_and_die(directory: Path, life: int, steps: int, said: Said) -> None:
+class Listener(Protocol):
+    def hear(self, line: str) -> None: ...
+
+
+def live_and_die(
+    directory: Path, life: str, steps: int, said: Listener, module: str = "tests.crash.doomed"
+) -> None:  # fmt: skip
     """One life, killed when it has reported so many steps; what it had reported by then counts."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    arguments = [sys.executable, "-m", "tests.crash.doomed", str(directory), f"life{life}"]
+    arguments = [sys.executable, "-m", module, str(directory), life]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment, cwd=ROOT) as child:
         assert child.stdout is not None
         try:
@@ -117,7 +124,7 @@ def test_kill_loses_nothing_and_doubles_nothing(seed: int, tmp_path: Path) -> No
     directory = tmp_path / "data"
     for life in range(LIVES):
         steps = random.choice([0, random.randrange(5), random.randrange(STEPS_MAX), random.randrange(STEPS_MAX)])
-        live_and_die(directory, life, steps, said)
+        live_and_die(directory, f"life{life}", steps, said)
         if said.of("produce"):  # else it may have died before there were queues
             with millpond.open(directory) as pond:
                 produce_again(pond, said)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 import millpond
-from millpond import MillpondError, NewItem, Pond, RedriveFilter, Retry
+from millpond import MillpondError, NewItem, Pond, RedriveFilter, Retry, Verdict
 from millpond.api import Api
 from millpond.clock import ManualClock
 from millpond.errors import BatchTooLarge, InvalidRequest, LeaseLost, NotBuilt, NotFound
@@ -98,6 +98,12 @@ class Case:
         pond.produce("kept", ["dead", "lost", "ready"])
         dead, self.lost = pond.lease("kept", batch=2, lease_timeout="1s")
         pond.retry([Retry(lease=dead, error="no", dead=True)])
+        pond.create_queue("batches")
+        pond.produce("batches", ["claimed", "ready"])
+        pond.claim("batches", "mine", max_items=1)
+        self.claimed = pond.read_claim("batches", "mine").items[0].id
+        self.epoch = pond.open_consumer("batches", "reader").epoch
+        pond.stage("batches", "open", "one", ["staged"])
         clock.advance(1_000)
         picture(pond)  # what was due is done by then
 
@@ -133,7 +139,22 @@ class Case:
             "clear": {"queue": "q", "states": ["ready"]},
             "redrive": {"queue": "kept", "ids": None, "filter": {}, "rate": 1e6, "dry_run": False},
             "get_item": {"queue": "q", "id": "later"},
-            "list_items": {"queue": "q", "state": "ready", "partition": 0, "kind": "a", "after": "0:0", "limit": 10},
+            "list_items": {"queue": "q", "state": "ready", "partition": 0, "kind": "a", "after": "0:0", "limit": 10}
+            | {"until": 5},
+            "bury": {"queue": "q", "ids": ["later"], "reason": "rejected", "error": "why"},
+            "read_journal": {"queue": "q", "partition": 0, "after": 0, "limit": 10},
+            "open_consumer": {"queue": "batches", "consumer": "reader", "after": 0},
+            "claim": {"queue": "batches", "claim_id": "reader:1", "max_items": 1, "max_bytes": 9, "parts": 1, "wait": 0}
+            | {"epoch": self.epoch, "owner": "me"},
+            "read_claim": {"queue": "batches", "claim_id": "mine", "part": 0, "after": "0", "limit": 1, "epoch": None},
+            "give_verdicts": {"queue": "batches", "claim_id": "mine", "epoch": None}
+            | {"verdicts": [Verdict(id=self.claimed, verdict="dead")]},
+            "complete_claim": {"queue": "batches", "claim_id": "mine", "epoch": None},
+            "release_claim": {"queue": "batches", "claim_id": "mine", "epoch": None},
+            "list_claims": {"queue": "batches"},
+            "stage": {"queue": "batches", "txn": "new", "chunk": "one", "items": ["new"]},
+            "publish_stage": {"queue": "batches", "txn": "open", "chunks": ["one"]},
+            "abort_stage": {"queue": "batches", "txn": "open"},
         }
         return right[call]
 
@@ -193,7 +214,14 @@ TAKEN: Mapping[tuple[str, str], set[str]] = {
     ("redrive", "ids"): {"none"},
     ("redrive", "filter"): {"none"},
     ("redrive", "rate"): {"none"},
-    **{("list_items", parameter): {"none"} for parameter in ("state", "partition", "after")},
+    **{("list_items", parameter): {"none"} for parameter in ("state", "partition", "after", "until")},
+    ("bury", "error"): {"none", *STRINGS},
+    ("open_consumer", "after"): {"none"},
+    ("claim", "max_bytes"): {"none"},
+    ("claim", "owner"): STRINGS,
+    ("read_claim", "after"): {"none"},
+    **{(call, "epoch"): {"none"} for call in ("read_claim", "give_verdicts", "complete_claim", "release_claim")},
+    ("publish_stage", "chunks"): {"list"},  # a transaction of nothing
     ("list_items", "kind"): {"none", *STRINGS},
 }
 

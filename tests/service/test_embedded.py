@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import millpond
-from millpond import AsyncPond, LeasedItem, NewItem, Pond
+from millpond import AsyncPond, LeasedItem, NewItem, Pond, Verdict
 from millpond.api import Api
 from millpond.clock import ManualClock
 from millpond.directory import DirectoryLock
@@ -316,6 +316,15 @@ def calls_of(pond: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "write_state", partial(pond.write_state, "token", "doc", version=0)
     yield "cancel", partial(pond.cancel, "q", ["id"])
     yield "get_item", partial(pond.get_item, "q", "id")
+    yield "bury", partial(pond.bury, "q", ["id"])
+    yield "open_consumer", partial(pond.open_consumer, "q", "reader")
+    for name in ("claim", "read_claim", "complete_claim", "release_claim", "abort_stage"):
+        yield name, partial(getattr(pond, name), "q", "name")
+    yield "give_verdicts", partial(pond.give_verdicts, "q", "name", [Verdict(id="id", verdict="dead")])
+    yield "stage", partial(pond.stage, "q", "txn", "chunk", ["x"])
+    yield "publish_stage", partial(pond.publish_stage, "q", "txn", ["chunk"])
+    for name in ("list_claims", "read_journal"):
+        yield name, partial(getattr(pond, name), "q")
 
 
 def test_calls_after_close_say_so(path: str) -> None:

@@ -16,9 +16,18 @@ if TYPE_CHECKING:
 PRODUCE, PRODUCE_NAMED, LEASE, LEASE_WAIT = "produce", "produce named", "lease", "lease wait"
 COMPLETE, RETRY, EXTEND, STATE = "complete", "retry", "extend", "state"
 CANCEL, CLEAR, GET, LIST, STATS, REDRIVE, CONFIGURE = "cancel", "clear", "get", "list", "stats", "redrive", "configure"
+BURY, CONSUMER, CLAIM, CLAIM_READ, VERDICT, CLAIM_END = (
+    "bury",
+    "open consumer",
+    "claim",
+    "claim read",
+    "verdict",
+    "claim end",
+)
+CLAIMS, STAGE, PUBLISH, ABORT = "list claims", "stage", "publish", "abort"
 KINDS = (
     PRODUCE, PRODUCE_NAMED, LEASE, LEASE_WAIT, COMPLETE, RETRY, EXTEND, STATE, CANCEL, CLEAR, GET, LIST, STATS,
-    REDRIVE, CONFIGURE,
+    REDRIVE, CONFIGURE, BURY, CONSUMER, CLAIM, CLAIM_READ, VERDICT, CLAIM_END, CLAIMS, STAGE, PUBLISH, ABORT,
 )  # fmt: skip
 
 
@@ -69,8 +78,9 @@ class Ask:
 
     __slots__ = (
         "answered", "at", "at_rest", "batch", "chosen", "cleared", "client", "deadlines", "document", "dry_run",
-        "extended", "gone", "grants", "handed", "ids", "kind", "letters", "moved", "number", "queue", "request",
-        "retries", "shared", "state", "states", "step", "stirred", "timeout", "version", "wanted",
+        "epoch", "extended", "gone", "grants", "handed", "ids", "kind", "letters", "moved", "noted", "number", "opened",
+        "queue", "records", "request", "retries", "shared", "state", "states", "step", "stirred", "then", "timeout",
+        "version", "wanted", "wrong",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: str, queue: str, request: Request) -> None:
@@ -107,6 +117,13 @@ class Ask:
         self.letters = False
         self.dry_run = False
         self.moved = 0
+        # Of claims and stages: the epoch sent, what its consumer was at then, whether it must be refused, …
+        self.epoch: int | None = None
+        self.then: tuple[int, int] = (0, 0)
+        self.wrong = False
+        self.opened: dict[int, int] = {}  # epochs that were begun for it -> the last completed then
+        self.noted: set[str] = set()  # items on which a verdict was noted for it, or the transaction it has dropped
+        self.records: list[bytes | Record] = []
 
     def waits_for(self, grant: Grant) -> bool:
         """Whether the token of this delivery has no answer yet; those of a request may come one by one."""

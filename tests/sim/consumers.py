@@ -27,6 +27,8 @@ from millpond.queue.requests import (
 )
 from tests.sim import asks
 from tests.sim.asks import Ask, Batch, Client
+from tests.sim.batch_callers import WEIGHTS as BATCH_WEIGHTS
+from tests.sim.batch_callers import BatchCallers, copy
 from tests.sim.model import Model
 from tests.sim.nouns import Grant
 
@@ -72,14 +74,17 @@ class Consumers:
             asks.STATS: self._stats,
             asks.REDRIVE: self._redrive,
         }
-        self._kinds = list(WEIGHTS)
+        self.batch_callers = BatchCallers(self)
+        self._makers |= self.batch_callers.makers
+        weights = WEIGHTS | BATCH_WEIGHTS
+        self._kinds = list(weights)
         total = 0.0
-        self._cumulative = [total := total + weight for weight in WEIGHTS.values()]
+        self._cumulative = [total := total + weight for weight in weights.values()]
 
     def next(self, now: int) -> Ask:
         self.now = now
         kind = self.rng.choices(self._kinds, cum_weights=self._cumulative)[0]
-        if kind in (asks.PRODUCE, asks.PRODUCE_NAMED) and self._population() > POPULATION:
+        if kind in (asks.PRODUCE, asks.PRODUCE_NAMED, asks.STAGE) and self._population() > POPULATION:
             kind = asks.LEASE
         return self._makers[kind]()
 
@@ -93,10 +98,10 @@ class Consumers:
 
     def review(self) -> list[Ask]:
         """Requests that tell all there is to know."""
-        everything = self._ask(asks.LIST, ListItems(None, None, None, (0, 0), 1_000))
-        return [self._stats(), everything]
+        everything = self.ask(asks.LIST, ListItems(None, None, None, (0, 0), 1_000))
+        return [self._stats(), everything, self.batch_callers.listing()]
 
-    def _ask(self, kind: str, request: Request) -> Ask:
+    def ask(self, kind: str, request: Request) -> Ask:
         self._numbers += 1
         return Ask(self._numbers, kind, self.queue, request)
 
@@ -110,30 +115,34 @@ class Consumers:
         if self.batches and rng.random() < 0.15:
             return self._again(rng.choice(self.batches))
         records: list[bytes | Record] = []
-        for _ in range(self._few(6)):
-            records.append(self._payload() if rng.random() < 0.7 else self._record())
+        for _ in range(self.few(6)):
+            records.append(self.payload() if rng.random() < 0.7 else self._record())
         return self._batch(records, "ignore")
 
     def _produce_named(self) -> Ask:
         rng = self.rng
         records: list[bytes | Record] = []
-        for _ in range(self._few(3)):
-            record = self._record()
-            if rng.random() < 0.7:
-                record.key = f"k{rng.randrange(KEYS)}"
-            if rng.random() < 0.4:
-                record.id = f"i{rng.randrange(KEYS)}"
-            records.append(record)
+        for _ in range(self.few(3)):
+            records.append(self.named_record(0.7, 0.4))
         on_conflict: OnConflict = rng.choice(("ignore", "ignore", "reject", "replace"))
         return self._batch(records, on_conflict)
 
-    def _payload(self) -> bytes:
+    def named_record(self, with_key: float, with_id: float) -> Record:
+        """With a key and an id of its own, with these probabilities."""
+        rng, record = self.rng, self._record()
+        if rng.random() < with_key:
+            record.key = f"k{rng.randrange(KEYS)}"
+        if rng.random() < with_id:
+            record.id = f"i{rng.randrange(KEYS)}"
+        return record
+
+    def payload(self) -> bytes:
         self._numbers += 1
         return f"{self.queue}{self._numbers}".encode()
 
     def _record(self) -> Record:
         rng = self.rng
-        record = Record(self._payload())
+        record = Record(self.payload())
         if rng.random() < 0.3:
             record.priority = rng.choice((-1, 0, 1, 1, 5))
         if rng.random() < 0.2:
@@ -165,10 +174,10 @@ class Consumers:
 
     def _again(self, batch: Batch) -> Ask:
         named = any(isinstance(record, Record) and (record.id or record.key) for record in batch.records)
-        records = [_copy(record) for record in batch.records]
+        records = [copy(record) for record in batch.records]
         name = None if batch.request_id is None else request_digest(batch.request_id)
         request = Produce(records, 30 * len(records), batch.on_conflict, name, named)
-        ask = self._ask(asks.PRODUCE_NAMED if named else asks.PRODUCE, request)
+        ask = self.ask(asks.PRODUCE_NAMED if named else asks.PRODUCE, request)
         ask.batch = batch
         return ask
 
@@ -195,7 +204,7 @@ class Consumers:
         else:
             name = f"c{self._numbers}"
         client = clients.setdefault(name, Client(name))
-        ask = self._ask(kind, Lease(batch, wait, timeout, name))
+        ask = self.ask(kind, Lease(batch, wait, timeout, name))
         ask.client, ask.wanted, ask.timeout = client, batch, timeout
         return ask
 
@@ -205,7 +214,7 @@ class Consumers:
         """Tokens of deliveries in hand (kept in hand with that probability), old ones, and mangled ones."""
         rng = self.rng
         chosen: list[Grant | None] = []
-        for _ in range(self._few(limit)):
+        for _ in range(self.few(limit)):
             dice = rng.random()
             if dice < 0.85 and self.held:
                 place = rng.randrange(len(self.held))
@@ -233,7 +242,7 @@ class Consumers:
         rng, (leases, grants) = self.rng, self.rng.choice(self.replies)
         if rng.random() < 0.5:
             pairs = list(zip(leases, grants, strict=True))
-            pairs = rng.choices(pairs, k=len(pairs)) if rng.random() < 0.3 else rng.sample(pairs, self._few(len(pairs)))
+            pairs = rng.choices(pairs, k=len(pairs)) if rng.random() < 0.3 else rng.sample(pairs, self.few(len(pairs)))
             leases, grants = [item for item, _ in pairs], [grant for _, grant in pairs]
         return self._with_grants(asks.COMPLETE, Complete(leases), list(grants))
 
@@ -247,13 +256,16 @@ class Consumers:
             if rng.random() < 0.4:
                 item.due = self.now + rng.choice((-1_000, 0, 1, 700, 5_000))
             if rng.random() < 0.5:
-                self._numbers += 1
-                item.error = f"error {self._numbers} {rng.choice(('timeout', 'refused'))}"
+                item.error = self.error()
             item.dead = rng.random() < 0.2
             items.append(item)
         ask = self._with_grants(asks.RETRY, RetryItems(items), grants)
         ask.retries = items
         return ask
+
+    def error(self) -> str:
+        self._numbers += 1
+        return f"error {self._numbers} {self.rng.choice(('timeout', 'refused'))}"
 
     def _extend(self) -> Ask:
         grants = self._choose(3, keep=0.8)
@@ -277,7 +289,7 @@ class Consumers:
         return ask
 
     def _with_grants(self, kind: str, request: Request, grants: list[Grant | None]) -> Ask:
-        ask = self._ask(kind, request)
+        ask = self.ask(kind, request)
         ask.grants = grants
         return ask
 
@@ -295,7 +307,7 @@ class Consumers:
 
     # ---- by id and over all -------------------------------------------------------------------------------
 
-    def _an_id(self) -> str:
+    def an_id(self) -> str:
         rng, queue = self.rng, self.model.queues[self.queue]
         items = queue.partitions[rng.choice(list(queue.partitions))].items
         if items and rng.random() < 0.8:
@@ -305,33 +317,33 @@ class Consumers:
         return rng.choice(("nothing", f"i{rng.randrange(KEYS)}", f"{queue.incarnation}-1-999999"))
 
     def _cancel(self) -> Ask:
-        ids = list({self._an_id(): None for _ in range(self._few(4))})
-        ask = self._ask(asks.CANCEL, Cancel(ids))
+        ids = list({self.an_id(): None for _ in range(self.few(4))})
+        ask = self.ask(asks.CANCEL, Cancel(ids))
         ask.ids = ids
         return ask
 
     def _clear(self) -> Ask:
         choices = [State.READY, State.SCHEDULED, State.RETRYING, State.DEAD, State.COMPLETED, State.CANCELLED]
-        states = self.rng.sample(choices, self._few(3))
-        ask = self._ask(asks.CLEAR, Clear(states))
+        states = self.rng.sample(choices, self.few(3))
+        ask = self.ask(asks.CLEAR, Clear(states))
         ask.states = [str(state) for state in states]
         return ask
 
     def _get(self) -> Ask:
-        item_id = self._an_id()
-        ask = self._ask(asks.GET, GetItem(item_id))
+        item_id = self.an_id()
+        ask = self.ask(asks.GET, GetItem(item_id))
         ask.ids = [item_id]
         return ask
 
     def _list(self) -> Ask:
         state = self.rng.choice((None, *State))
         limit = self.rng.choice((1, 5, 1_000, 1_000))
-        ask = self._ask(asks.LIST, ListItems(state, None, None, (0, 0), limit))
+        ask = self.ask(asks.LIST, ListItems(state, None, None, (0, 0), limit))
         ask.state = None if state is None else str(state)
         return ask
 
     def _stats(self) -> Ask:
-        return self._ask(asks.STATS, GetStats())
+        return self.ask(asks.STATS, GetStats())
 
     def _redrive(self) -> Ask:
         rng = self.rng
@@ -348,19 +360,12 @@ class Consumers:
             )
         ids = None
         if rng.random() < 0.3:
-            ids = list({self._an_id(): None for _ in range(self._few(4))})
+            ids = list({self.an_id(): None for _ in range(self.few(4))})
         rate = rng.choice((None, None, None, 2.0, 50.0))
-        ask = self._ask(asks.REDRIVE, Redrive(ids, chosen, rate, rng.random() < 0.2))
+        ask = self.ask(asks.REDRIVE, Redrive(ids, chosen, rate, rng.random() < 0.2))
         assert isinstance(ask.request, Redrive)
         ask.ids, ask.chosen, ask.letters, ask.dry_run = ids or (), chosen, letters, ask.request.dry_run
         return ask
 
-    def _few(self, limit: int) -> int:
+    def few(self, limit: int) -> int:
         return min(limit, 1 + int(self.rng.expovariate(0.8)))
-
-
-def _copy(record: bytes | Record) -> bytes | Record:
-    """The engine gets its own, so that a change in it would be seen."""
-    if isinstance(record, bytes):
-        return record
-    return Record(*(getattr(record, field) for field in Record.__struct_fields__))

@@ -7,6 +7,7 @@ somebody asked for it or its time has come, and nothing comes back. It shares no
 `replies` then judges every answer by the state that is built here.
 
     scheduled, retrying --due--> ready --leased--> leased --> completed | cancelled | dead | ready | retrying
+                                 ready --claimed--> claimed --> completed | dead | ready | retrying
 
 An item that is `gone` is kept here, so that it is known when it should not come back.
 """
@@ -15,8 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from millpond.history.format import Record
 from millpond.model import QueueDefinition
+from millpond.queue.requests import AbortStage, ClaimItems
 from tests.sim.asks import Ask, Batch, Client
+from tests.sim.decided import Decisions
 from tests.sim.nouns import Item, Make, Transfer
 from tests.sim.rules import Partition
 
@@ -35,6 +39,11 @@ class Queue:
         self.clients: dict[str, Client] = {}
         self.flying: dict[int, Ask] = {}  # asked and not answered
         self.transfers: dict[bytes, Transfer] = {}  # that arrived here
+        self.decisions = Decisions(self)
+        self.given_up: dict[tuple[str, str], int] = {}  # claims that failed half-way -> items wanted
+        self.half_aborted: set[str] = set()  # transactions, likewise
+        self.ever_staged: set[tuple[str, str]] = set()  # transaction, chunk
+        self.stage_timeout = 0
 
     def taken(self, name: tuple[str, str], since: int, until: int) -> Item | None:
         """Who had this name, or had it within the window, at some instant of that time."""
@@ -44,6 +53,17 @@ class Queue:
                 if freed is None or freed >= since or freed + self.window > since:
                     return item
         return None
+
+    def is_coming(self, item_id: str) -> bool:
+        """Whether an item of that id is staged, and so may be published at any moment."""
+        return any(
+            isinstance(record, Record) and record.id == item_id
+            for partition in self.partitions.values()
+            for chunks in partition.staged.values()
+            for chunk in chunks.values()
+            for piece in chunk.pieces.values()
+            for record in piece
+        )
 
     def of_kind(self, kind: str) -> list[Ask]:
         return [ask for ask in self.flying.values() if ask.kind == kind]
@@ -94,8 +114,16 @@ class Model:
             partition.orphans.clear()
 
     def over(self, ask: Ask) -> None:
-        """It has been answered, or its answer was lost in a crash: it can have no further effect."""
+        """It has been answered, or its answer was lost in a crash: it can have no further effect.
+
+        But of what failed in one partition, the commit of another may be under way.
+        """
         self.queues[ask.queue].flying.pop(ask.number, None)
+        if isinstance(ask.request, ClaimItems) and ask.request.error is not None:
+            given_up, name = self.queues[ask.queue].given_up, (ask.request.claim_id, ask.request.owner)
+            given_up[name] = max(ask.request.max_items, given_up.get(name, 0))
+        if isinstance(ask.request, AbortStage) and ask.request.error is not None:
+            self.queues[ask.queue].half_aborted.add(ask.request.txn)
         ask.answered = True
         if ask.client is not None and ask in ask.client.asks:
             ask.client.asks.remove(ask)

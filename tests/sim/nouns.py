@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from tests.sim.rules import Partition
 
 SCHEDULED, READY, LEASED, RETRYING = "scheduled", "ready", "leased", "retrying"
-COMPLETED, DEAD, CANCELLED, GONE = "completed", "dead", "cancelled", "gone"
+CLAIMED, COMPLETED, DEAD, CANCELLED, GONE = "claimed", "completed", "dead", "cancelled", "gone"
 WAITING = (SCHEDULED, READY, RETRYING)
-STATES = (*WAITING, LEASED, COMPLETED, DEAD, CANCELLED)
+STATES = (*WAITING, LEASED, CLAIMED, COMPLETED, DEAD, CANCELLED)
 
 
 class Violation(Exception):
@@ -25,7 +25,7 @@ class Item:
 
     __slots__ = (
         "arrived", "attempts", "cancel_asked", "changes", "correlation_id", "created", "deliveries", "docs", "due",
-        "ended_at", "error", "expire_deadline", "id", "kept_until", "lease", "moving_to", "number",
+        "ended_at", "error", "expire_deadline", "hold", "id", "kept_until", "lease", "moving_to", "number",
         "partition", "payload", "priority", "reason", "record", "returns", "state", "token_floor", "version",
     )  # fmt: skip
 
@@ -45,6 +45,7 @@ class Item:
         self.deliveries = 0
         self.token_floor = 0
         self.lease: Grant | None = None
+        self.hold: Hold | None = None
         self.due = 0
         self.version = 0
         self.docs: list[Any] = [None]  # the state document, or those of which it is one
@@ -100,6 +101,56 @@ class Grant:
         self.over = ""
         self.takers: list[Ask] = []
         self.completed_at: int | None = None
+
+
+class Hold:
+    """What one partition has taken for a claim, in order, and the verdicts on it: dead, delay, error."""
+
+    __slots__ = ("claim_id", "items", "judged", "nonce", "sealed")
+
+    def __init__(self, nonce: bytes, claim_id: str) -> None:
+        self.nonce = nonce
+        self.claim_id = claim_id
+        self.items: dict[int, Item] = {}
+        self.judged: dict[int, tuple[bool, int | None, str | None]] = {}
+        self.sealed = False
+
+
+class Claim:
+    """A sealed claim: its items for ever, part by part, and how they looked then."""
+
+    __slots__ = ("claim_id", "counted", "ended_step", "ending", "looks", "nonce", "parts", "step")
+
+    def __init__(self, nonce: bytes, claim_id: str, step: int, parts: list[list[Item]]) -> None:
+        self.nonce = nonce
+        self.claim_id = claim_id
+        self.step = step
+        self.parts = parts
+        self.ending = 0
+        self.ended_step: int | None = None
+        self.counted = [0, 0, 0]  # completed, retried, dead
+        self.looks = {
+            item: (item.attempts, item.deliveries, item.version, item.error, item.reason, item.expire_deadline)
+            for part in parts
+            for item in part
+        }
+
+    def open_since(self, step: int) -> bool:
+        return self.step <= step and not self.ending
+
+    def __repr__(self) -> str:
+        return f"claim {self.claim_id} ({self.ending}, {[len(part) for part in self.parts]})"
+
+
+class Chunk:
+    """A staged chunk of a transaction in one partition: its records, by the number of the first of each piece."""
+
+    __slots__ = ("at", "pieces", "step")
+
+    def __init__(self, at: int, step: int) -> None:
+        self.at = at
+        self.step = step
+        self.pieces: dict[int, list[bytes | Record]] = {}
 
 
 class Make:

@@ -36,8 +36,9 @@ from millpond.model import (
 )
 from tests.sim import asks
 from tests.sim.asks import Ask, Batch
+from tests.sim.batch_replies import BATCH_JUDGES, judge_refusal
 from tests.sim.model import Model, Queue
-from tests.sim.nouns import CANCELLED, COMPLETED, DEAD, GONE, LEASED, STATES, Grant, Item, Make, Violation
+from tests.sim.nouns import CANCELLED, CLAIMED, COMPLETED, DEAD, GONE, LEASED, STATES, Grant, Item, Make, Violation
 
 
 def judge(model: Model, ask: Ask) -> None:
@@ -71,12 +72,12 @@ def _judge_error(model: Model, ask: Ask, error: MillpondError) -> None:
             _broken(ask, f"version {ask.version} is refused, and it is the version of {ask.grants[0].item}")
     elif isinstance(error, LeaseLost):
         _judge_lost(model, ask, 0)
-    elif isinstance(error, InvalidRequest) and ask.grants == [None]:
-        pass
     elif isinstance(error, NotFound) and ask.kind == asks.GET:
         if not _may_be_gone(model.queues[ask.queue], ask, ask.ids[0]):
             _broken(ask, f"{ask.ids[0]} is said not to exist")
-    else:
+    elif ask.kind in BATCH_JUDGES:
+        judge_refusal(model, ask, error)
+    elif not isinstance(error, InvalidRequest) or ask.grants != [None]:
         _broken(ask, f"an answer that nobody expects: {error!r}")
 
 
@@ -314,6 +315,8 @@ def _may_be_gone(queue: Queue, ask: Ask, item_id: str) -> bool:
     """An id may be used again while an earlier item is still kept: it stands for the later one, or one just coming."""
     if any(("id", item_id) in other.batch.names_all() for other in queue.flying.values() if other.batch is not None):
         return True
+    if queue.is_coming(item_id):
+        return True
     return all(GONE in item.states_since(ask.step) for item in queue.by_id.get(item_id, ())[-1:])
 
 
@@ -333,8 +336,25 @@ def _judge_cancel(model: Model, ask: Ask) -> None:
         elif result.error.code == "not_found":
             if not _may_be_gone(queue, ask, item_id):
                 _broken(ask, f"{item_id} is said not to exist: {states}")
-        elif result.error.code != "conflict" or not states & {DEAD, COMPLETED}:
+        elif result.error.code != "conflict" or not states & {DEAD, COMPLETED, CLAIMED}:
             _broken(ask, f"{item_id} could not be cancelled: {result.error}, {states}")
+
+
+def _judge_bury(model: Model, ask: Ask) -> None:
+    queue = model.queues[ask.queue]
+    results: Sequence[Result] = ask.request.value
+    for item_id, result in zip(ask.ids, results, strict=True):
+        states = _states(queue, ask, item_id)
+        if result.ok:
+            if not states & {DEAD, GONE}:
+                _broken(ask, f"{item_id} is said to be dead, and it is not: {states}")
+        elif result.error is None:
+            _broken(ask, "an id without an answer")
+        elif result.error.code == "not_found":
+            if not _may_be_gone(queue, ask, item_id):
+                _broken(ask, f"{item_id} is said not to exist: {states}")
+        elif result.error.code != "conflict" or not states & {LEASED, CLAIMED, COMPLETED, CANCELLED}:
+            _broken(ask, f"{item_id} could not be buried: {result.error}, {states}")
 
 
 def _judge_clear(model: Model, ask: Ask) -> None:
@@ -440,4 +460,6 @@ JUDGES: dict[str, Callable[[Model, Ask], None]] = {
     asks.LIST: _judge_list,
     asks.STATS: _judge_stats,
     asks.REDRIVE: _judge_redrive,
+    asks.BURY: _judge_bury,
+    **BATCH_JUDGES,
 }

@@ -15,9 +15,11 @@ from millpond.history.format import Event, Record, Source, decode_entry, decode_
 from millpond.model import DeadReason, QueueDefinition, QueueSettings
 from millpond.queue.requests import Produce
 from millpond.store.base import Turn
-from tests.sim.asks import CANCEL, CLEAR, COMPLETE, EXTEND, REDRIVE, RETRY, STATE, Ask, Batch, names_of
+from tests.sim.asks import BURY, CANCEL, CLEAR, COMPLETE, EXTEND, REDRIVE, RETRY, STATE, Ask, Batch, names_of
+from tests.sim.claim_rules import CLAIM_JUDGES, claimed_died
 from tests.sim.nouns import (
     CANCELLED,
+    CLAIMED,
     COMPLETED,
     DEAD,
     GONE,
@@ -27,12 +29,15 @@ from tests.sim.nouns import (
     SCHEDULED,
     STATES,
     WAITING,
+    Chunk,
     Grant,
+    Hold,
     Item,
     Make,
     Transfer,
     Violation,
 )  # fmt: skip
+from tests.sim.stage_rules import STAGE_JUDGES, judge_staged
 
 if TYPE_CHECKING:
     from tests.sim.model import Queue
@@ -56,6 +61,9 @@ class Partition:
         self.counts = dict.fromkeys(STATES, 0)
         self.alarms: list[tuple[int, int, Item]] = []
         self.orphans: dict[Grant, None] = {}  # deliveries that reached nobody
+        self.holds: dict[bytes, Hold] = {}  # what was taken for claims, by nonce
+        self.staged: dict[str, dict[str, Chunk]] = {}  # transaction -> chunk
+        self.fresh_chunks: dict[tuple[str, str], Chunk] = {}  # staged by this commit
         self.read_only = False
         self.mark = 0  # the time on disk when the queue was opened: nothing counts as having come before it
         self.settings = QueueSettings()
@@ -79,7 +87,7 @@ class Partition:
         self.turn, self.at = turn.number, turn.at
         self.settings, self.paused = definition.settings, definition.paused
         self._bodies = {chunk.first: decode_records(chunk.body) for chunk in turn.chunks}
-        self._makes, self._replaced, self._reported = {}, [], reported
+        self._makes, self._replaced, self._reported, self.fresh_chunks = {}, [], reported, {}
         entry = decode_entry(turn.events)
         produced = [event for event in entry.events if event[0] == Event.PRODUCED]
         self._arrivals = {number: name for event in produced for name, number, *_ in event[6]}
@@ -90,6 +98,8 @@ class Partition:
             self.broken(f"numbers go on at {entry.next_number} instead of {self.next_number}")
         for batch, make in self._makes.items():
             self._judge_make(batch, make)
+        for (txn, chunk), kept in self.fresh_chunks.items():
+            judge_staged(self, txn, chunk, kept)
         for item in self._replaced:
             if not any(make.takers for make in self._makes.values()):
                 self.broken(f"{item} was replaced by nothing")
@@ -125,19 +135,14 @@ class Partition:
         self.remembered(requests)
         if deadline != self.at + self.settings.expire_timeout_ms:
             self.broken(f"expire deadline {deadline} at {self.at}")
-        records = self._bodies[first]
-        if len(records) != number_of:
-            self.broken(f"{number_of} items with {len(records)} records")
-        for number, stored in enumerate(records, first):
-            if stored is None:
-                self.broken(f"item {number} has no record")
+        for number, stored in enumerate(self.body(first, number_of), first):
             record = stored if isinstance(stored, Record) else Record(stored)
             item = Item(self, number, record, deadline)
             if number in self._arrivals:
                 self._arrive(item, self._arrivals[number])
             else:
                 self._make(item, stored)
-            self._enter(item)
+            self.enter(item)
 
     def remembered(self, requests: Sequence[Sequence[Any]]) -> None:
         """Produces that were carried out. Those with new items are judged by these; here are those without any."""
@@ -166,14 +171,7 @@ class Partition:
         if not any(deadline == self.at + self._timeout(ask) for ask in holder.asks):
             self.broken(f"a lease for {client} made at {self.at} ends at {deadline}")
         for number in numbers_of(runs):
-            item = self._item(number)
-            if item.state != READY:
-                self.broken(f"{item} was leased")
-            head = next(iter(self.ready[min(self.ready)].values()))
-            if item is not head:
-                self.broken(f"{item} was leased before {head}, which stands before it")
-            if item.expire_deadline <= self.at:
-                self.broken(f"{item} was leased at {self.at}, after it expired at {item.expire_deadline}")
+            item = self.take_head(number, "leased")
             token = self.turn + self.fence
             if token <= item.token_floor:
                 self.broken(f"fencing token {token} of {item} is not above {item.token_floor}")
@@ -183,8 +181,8 @@ class Partition:
             item.lease = grant = Grant(item, self.turn, holder, deadline)
             grant.fencing_token = token
             grant.in_doubt = not self._reported
-            self._to(item, LEASED)
-            self._alarm(deadline, item)
+            self.to(item, LEASED)
+            self.alarm(deadline, item)
             holder.granted.append(grant)
         granted = sum(not (one.over or one.in_doubt) for one in holder.granted)
         if not holder.left and granted > sum(ask.wanted for ask in holder.asks):
@@ -214,13 +212,13 @@ class Partition:
             for ask in self._askers(grant, RETRY)
             for retry, of in zip(ask.retries, ask.grants, strict=True)
             if of is grant and (retry.deferred, retry.error, retry.dead) == (deferred, error, False)
-            and self._due_fits(due, retry.due, deferred, item.attempts)
+            and self.due_fits(due, retry.due, deferred, item.attempts)
         ]  # fmt: skip
         if not grant.takers:
             self.broken(f"nobody asked to retry {item} at {due}; it is {self.at}")
         if item.cancel_asked:
             self.broken(f"{item} was retried although it is cancelled")
-        if not deferred and self._worn_out(item):
+        if not deferred and self.worn_out(item):
             self.broken(f"{item} was retried after its last attempt, {item.attempts}")
         if deferred:
             item.attempts -= 1
@@ -228,20 +226,20 @@ class Partition:
             item.error = error
         self._end_lease(grant, "retried")
         item.due = due
-        self._to(item, READY if not due else SCHEDULED if deferred else RETRYING)
+        self.to(item, READY if not due else SCHEDULED if deferred else RETRYING)
         if due:
-            self._alarm(due, item)
+            self.alarm(due, item)
 
     def lease_expired(self, runs: Sequence[int]) -> None:
         for number in numbers_of(runs):
             grant = self._held(number)
             item = grant.item
-            if item.cancel_asked or self._worn_out(item):
+            if item.cancel_asked or self.worn_out(item):
                 self.broken(f"{item} came back after its last lease")
             if not self._let_go(grant):
                 self.broken(f"the lease of {item} was taken away at {self.at}, before {grant.deadline}")
             self._end_lease(grant, "expired")
-            self._to(item, READY)
+            self.to(item, READY)
 
     def released(self, runs: Sequence[int]) -> None:
         """Back to the head, the attempt given back, because its holder never saw it."""
@@ -252,11 +250,9 @@ class Partition:
                 self.broken(f"{grant.item} was taken from {grant.client.name}, who is still there")
             grant.item.attempts -= 1
             self._end_lease(grant, "released")
-            self._to(grant.item, READY)
+            self.to(grant.item, READY)
             front.setdefault(grant.item.priority, {})[number] = grant.item
-        for priority, items in front.items():
-            others = {n: item for n, item in self.ready[priority].items() if n not in items}
-            self.ready[priority] = items | others
+        self.to_front(front)
 
     def extended(self, deadline: int, runs: Sequence[int]) -> None:
         for number in numbers_of(runs):
@@ -269,7 +265,7 @@ class Partition:
                 ask.extended[grant] = deadline
                 ask.stirred = True
             grant.deadline = deadline
-            self._alarm(deadline, grant.item)
+            self.alarm(deadline, grant.item)
 
     def state_written(self, number: int, version: int) -> None:
         grant = self._held(number)
@@ -289,7 +285,7 @@ class Partition:
             if item.state not in (SCHEDULED, RETRYING) or item.due > self.at:
                 self.broken(f"{item} became ready at {self.at}, due at {item.due}")
             order.append((item.due, number))
-            self._to(item, READY)
+            self.to(item, READY)
         if order != sorted(order):
             self.broken(f"due items in the order {order}")
 
@@ -310,7 +306,7 @@ class Partition:
             if error is not None:
                 item.error = error
             item.reason = str(why)
-            self._to(item, GONE if fate == DELETE else DEAD)
+            self.to(item, GONE if fate == DELETE else DEAD)
             if target is not None:
                 self._send(item, target)
 
@@ -331,7 +327,7 @@ class Partition:
                 self._finish(grant, "cancelled", CANCELLED, keep_until)
             else:
                 self._asked_to_cancel(item)
-                self._keep(item, CANCELLED, keep_until)
+                self.keep(item, CANCELLED, keep_until)
 
     def cancel_marked(self, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -347,7 +343,7 @@ class Partition:
             item = self._item(number)
             if item.state != state or item.moving_to is not None or state == LEASED:
                 self.broken(f"{item} was cleared as {state}")
-            self._to(item, GONE)
+            self.to(item, GONE)
             for ask in asks:
                 ask.cleared[state] = ask.cleared.get(state, 0) + 1
                 ask.stirred = True
@@ -356,7 +352,7 @@ class Partition:
         item = self._item(number)
         if item.state not in WAITING:
             self.broken(f"{item} was replaced")
-        self._to(item, GONE)
+        self.to(item, GONE)
         self._replaced.append(item)
 
     def redriven(self, numbers: Sequence[int], deadline: int) -> None:
@@ -369,15 +365,15 @@ class Partition:
             item.attempts = 0
             item.expire_deadline = deadline
             item.reason = item.record.source.reason if item.record.source else None
-            self._to(item, READY)
-            self._alarm(deadline + EXPIRY_SLACK_MS, item)
+            self.to(item, READY)
+            self.alarm_expiry(item)
 
     def purged(self, runs: Sequence[int]) -> None:
         for number in numbers_of(runs):
             item = self._item(number)
             if item.state not in (COMPLETED, CANCELLED) or item.kept_until > self.at:
                 self.broken(f"{item} was purged at {self.at}, to be kept until {item.kept_until}")
-            self._to(item, GONE)
+            self.to(item, GONE)
 
     def moving(self, state: str, runs: Sequence[int], target: str) -> None:
         asks = [ask for ask in self._redrivers() if ask.letters]
@@ -391,7 +387,7 @@ class Partition:
             self._redrive(item, asks)
             item.reason = source.reason
             item.returns = True
-            self._to(item, DEAD)
+            self.to(item, DEAD)
             self._send(item, target)
 
     def moved(self, numbers: Sequence[int], names: Sequence[bytes], target: str) -> None:
@@ -402,7 +398,7 @@ class Partition:
                 self.broken(f"{item} was let go before {target} had it")
             transfer.moved = True
             self.queue.model.on_their_way[item.payload].remove(item)
-            self._to(item, GONE)
+            self.to(item, GONE)
 
     def kept(self, numbers: Sequence[int], reason: int) -> None:
         self.broken("a move was given up although its target exists")
@@ -418,7 +414,17 @@ class Partition:
 
     # ---- what a new item must be --------------------------------------------------------------------------
 
-    def _enter(self, item: Item) -> None:
+    def body(self, first: int, count: int) -> list[bytes | Record]:
+        """The records that this commit stores under these numbers."""
+        records = self._bodies[first]
+        if len(records) != count:
+            self.broken(f"{count} items with {len(records)} records")
+        whole = [record for record in records if record is not None]
+        if len(whole) < len(records):
+            self.broken(f"an item from {first} on has no record")
+        return whole
+
+    def enter(self, item: Item) -> None:
         record = item.record
         for name in names_of(record):
             self.queue.holders.setdefault(name, []).append(item)
@@ -426,11 +432,11 @@ class Partition:
         self.items[item.number] = item
         if record.enqueue_at:
             item.due = record.enqueue_at
-            self._to(item, SCHEDULED)
-            self._alarm(item.due, item)
+            self.to(item, SCHEDULED)
+            self.alarm(item.due, item)
         else:
-            self._to(item, READY)
-        self._alarm(item.expire_deadline + EXPIRY_SLACK_MS, item)
+            self.to(item, READY)
+        self.alarm_expiry(item)
 
     def _make(self, item: Item, stored: bytes | Record) -> None:
         batch, index = self.queue.origins[item.payload]
@@ -548,6 +554,24 @@ class Partition:
             self.broken(f"item {number} has ended, or never was, and something is done with it")
         return item
 
+    def take_head(self, number: int, how: str) -> Item:
+        """An item that leaves the line must stand at its head, and be in time."""
+        item = self._item(number)
+        if item.state != READY:
+            self.broken(f"{item} was {how}")
+        head = next(iter(self.ready[min(self.ready)].values()))
+        if item is not head:
+            self.broken(f"{item} was {how} before {head}, which stands before it")
+        if item.expire_deadline <= self.at:
+            self.broken(f"{item} was {how} at {self.at}, after it expired at {item.expire_deadline}")
+        return item
+
+    def to_front(self, front: dict[int, dict[int, Item]]) -> None:
+        """Ready items, by priority: to the head, in this order."""
+        for priority, items in front.items():
+            others = {n: item for n, item in self.ready[priority].items() if n not in items}
+            self.ready[priority] = items | others
+
     def _held(self, number: int) -> Grant:
         item = self._item(number)
         if item.state != LEASED or item.lease is None:
@@ -580,7 +604,7 @@ class Partition:
         """Whether the caller for whom this delivery was made never saw it."""
         return grant.given_up or (grant.token is None and (grant.client.left or grant.in_doubt))
 
-    def _due_fits(self, due: int, asked: int | None, deferred: bool, attempts: int) -> bool:
+    def due_fits(self, due: int, asked: int | None, deferred: bool, attempts: int) -> bool:
         if asked is not None or deferred:
             return due == (asked if asked is not None and asked > self.at else 0)
         policy = self.settings.backoff
@@ -594,13 +618,16 @@ class Partition:
         own = item.record.max_attempts
         return own if own >= 0 else self.settings.max_attempts
 
-    def _worn_out(self, item: Item) -> bool:
+    def worn_out(self, item: Item) -> bool:
         limit = self._limit(item)
         return limit > 0 and item.attempts >= limit
 
     def _may_die(self, item: Item, why: DeadReason, error: str | None) -> bool:
+        if item.state == CLAIMED:
+            return claimed_died(self, item, why, error)
         if item.state != LEASED or item.lease is None:
-            return why == DeadReason.EXPIRED and item.state in WAITING and item.expire_deadline <= self.at
+            expired = why == DeadReason.EXPIRED and error is None and item.expire_deadline <= self.at
+            return item.state in WAITING and (self._buried(item, why, error) or expired)
         if item.cancel_asked:
             return False
         grant = item.lease
@@ -615,13 +642,20 @@ class Partition:
             return bool(grant.takers)
         if why == DeadReason.MAX_ATTEMPTS:
             retries = [(ask, retry) for ask, retry in retries if not retry.deferred]
-            if not self._worn_out(item):
+            if not self.worn_out(item):
                 return False
         elif item.expire_deadline > self.at:
             return False
         over = error is None and self._let_go(grant)
         grant.takers += [ask for ask, _ in retries]
         return over or bool(retries)
+
+    def _buried(self, item: Item, why: DeadReason, error: str | None) -> bool:
+        asks = [ask for ask in self.queue.of_kind(BURY) if item.id in ask.ids]
+        asks = [ask for ask in asks if (ask.request.reason, ask.request.text) == (why, error)]  # type: ignore[attr-defined]
+        for ask in asks:
+            ask.stirred = True
+        return bool(asks)
 
     def _asked_to_cancel(self, item: Item) -> None:
         asks = [ask for ask in self.queue.of_kind(CANCEL) if item.id in ask.ids]
@@ -651,18 +685,18 @@ class Partition:
 
     def _finish(self, grant: Grant, how: str, state: str, keep_until: int) -> None:
         self._end_lease(grant, how)
-        self._keep(grant.item, state, keep_until)
+        self.keep(grant.item, state, keep_until)
 
-    def _keep(self, item: Item, state: str, keep_until: int) -> None:
+    def keep(self, item: Item, state: str, keep_until: int) -> None:
         if not keep_until:
-            self._to(item, GONE)
+            self.to(item, GONE)
             return
         item.kept_until = keep_until
         item.ended_at = self.at
-        self._to(item, state)
-        self._alarm(keep_until + EXPIRY_SLACK_MS, item)
+        self.to(item, state)
+        self.alarm(keep_until + EXPIRY_SLACK_MS, item)
 
-    def _to(self, item: Item, state: str) -> None:
+    def to(self, item: Item, state: str) -> None:
         old = item.state
         if old == READY:
             line = self.ready[item.priority]
@@ -682,7 +716,10 @@ class Partition:
         if state == READY:
             self.ready.setdefault(item.priority, {})[item.number] = item
 
-    def _alarm(self, at: int, item: Item) -> None:
+    def alarm_expiry(self, item: Item) -> None:
+        self.alarm(item.expire_deadline + EXPIRY_SLACK_MS, item)
+
+    def alarm(self, at: int, item: Item) -> None:
         heappush(self.alarms, (at, next(self._order), item))
 
 
@@ -709,6 +746,8 @@ JUDGES: dict[int, Callable[..., None]] = {
     Event.FORGOT: Partition.forgot,
     Event.KEPT: Partition.kept,
     Event.REMEMBERED: Partition.remembered,
+    **CLAIM_JUDGES,
+    **STAGE_JUDGES,
 }
 
 

@@ -9,28 +9,33 @@ from typing import Any
 import pytest
 
 from millpond.clock import ManualClock
-from millpond.errors import KeyConflict, OutcomeUnknown
+from millpond.errors import Conflict, KeyConflict, OutcomeUnknown
 from millpond.history.format import Record
-from millpond.model import RedriveFilter, State
+from millpond.model import CLAIM_MEMORY_MS, RedriveFilter, State
 from millpond.queue import lane as lane_module
 from millpond.queue.bodies import Bodies, Budget
 from millpond.queue.dedup import request_digest
 from millpond.queue.lane import Job, Lane, meta_lane
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.requests import (
+    AbortStage,
     Arrive,
     Cancel,
+    ClaimItems,
     Clear,
     Complete,
     Extend,
     Forget,
     GetItem,
     Lease,
+    OpenConsumer,
     Produce,
+    PublishStage,
     Redrive,
     Request,
     RetryItem,
     RetryItems,
+    StageItems,
     Transfer,
 )
 from millpond.store.base import META_PARTITION
@@ -53,11 +58,9 @@ class Bench:
         }
         memory = MemoryStores()
         self.stores = {
-            (one.name, part.partition): FaultyStore(
-                memory.open(one.incarnation, part.partition, "full"), lambda turn, reported: None
-            )
+            (one.name, index): FaultyStore(memory.open(one.incarnation, index, "full"), lambda turn, reported: None)
             for one in self.definitions.values()
-            for part in one.partitions
+            for index in (*range(partitions), META_PARTITION)
         }
         self.held: set[tuple[str, int]] = set()
         self.open()
@@ -70,7 +73,7 @@ class Bench:
         budget = Budget(self.budget)
         for name, one in self.definitions.items():
             lanes = [Lane(part, self.stores[name, part.partition], Bodies(budget)) for part in one.partitions]
-            meta = meta_lane(one, MemoryStores().open(one.incarnation, META_PARTITION, "full"), budget)
+            meta = meta_lane(one, self.stores[name, META_PARTITION], budget)
             exists, now = self.definitions.__contains__, self.clock.now()
             self.queues[name] = LogicalQueue(one, lanes, meta, Random(0), exists, now)
         self.settle()
@@ -78,8 +81,10 @@ class Bench:
     def settle(self) -> None:
         """Run everything that is not held back, at this instant."""
         for _ in range(50):
+            wanted = False  # a step that had nothing to read or write is followed by the next
             for name, queue in self.queues.items():
-                queue.tick(self.clock.now())
+                wake = queue.tick(self.clock.now())
+                wanted = wanted or (wake is not None and wake <= self.clock.now())
                 self.jobs += [(name, job) for job in queue.jobs]
                 queue.jobs = []
                 self._deliver(queue)
@@ -89,7 +94,7 @@ class Bench:
                 job.run()
                 self.queues[name].finish(job, self.clock.now())
                 self.clock.at_least(self.queues[name].now)
-            if not ready:
+            if not ready and not wanted:
                 return
 
     def _deliver(self, queue: LogicalQueue) -> None:
@@ -386,3 +391,106 @@ def test_items_of_a_caller_who_left_come_back_once_a_brimful_disk_has_room() -> 
         bench.pass_time(60 * SECOND)
     [item] = bench.lease()
     assert (item.attempts, item.deliveries) == (1, 2)
+
+
+def test_a_published_transaction_is_not_forgotten_while_a_partition_has_to_follow() -> None:
+    """What is published waits for a partition that may have one of its names, however long that is away."""
+    bench = Bench(partitions=2)
+    bench.produce(keyed("k"))
+    bench.ask(StageItems("t", "x", [keyed("k"), b"free"], 0))
+    bench.stores["q", 0].recover_faults = 1_000
+    bench.open()
+    publish = PublishStage("t", ["x"])
+    bench.send(publish)
+    for _ in range(3):
+        bench.pass_time(10 * SECOND)
+    assert isinstance(publish.error, OutcomeUnknown)
+    bench.pass_time(CLAIM_MEMORY_MS + 1)
+    bench.ask(StageItems("other", "x", [b"other"], 0))
+    bench.ask(PublishStage("other", ["x"]))
+    with pytest.raises(Conflict):
+        bench.ask(AbortStage("t"))
+    bench.back(0)
+    bench.back(0)
+    assert sorted(item.payload for item in bench.lease(10)) == [b"free", b"k", b"other"]
+
+
+def test_an_abort_does_not_drop_what_is_being_published() -> None:
+    bench = Bench(partitions=2)
+    for abort_first in (True, False):
+        txn = f"t{abort_first}"
+        bench.ask(StageItems(txn, "x", [txn.encode()], 0))
+        abort, publish = AbortStage(txn), PublishStage(txn, ["x"])
+        bench.send(*(abort, publish) if abort_first else (publish, abort))
+        shown = [item.payload for item in bench.lease(10)]
+        assert (abort.error is None) != (publish.error is None)
+        assert shown == ([] if publish.error is not None else [txn.encode()])
+
+
+def test_claims_that_come_together_get_what_the_first_has_left() -> None:
+    bench = Bench(partitions=3)
+    for number in range(6):
+        bench.produce(b"%d" % number)
+    claims = [ClaimItems(name, 4) for name in "ab"]
+    bench.send(*claims)
+    assert [answer(claim).items for claim in claims] == [4, 2]
+
+
+def test_a_chunk_sent_again_while_its_transaction_is_decided_is_not_shown_twice() -> None:
+    """It was let through just before the decision, and comes to its partition just after that has shown it."""
+    bench = Bench(partitions=2)
+    bench.ask(StageItems("t", "x", [b"x"], 0))
+    bench.ask(StageItems("t", "y", [b"y"], 0))
+    bench.produce(b"in 0", b"in 0 too")
+    bench.held = {("q", 1)}
+    bench.send(produce(b"in 1"))
+    publish, again = PublishStage("t", ["x", "y"]), StageItems("t", "x", [b"x"], 0)
+    bench.send(publish)
+    bench.held.add(("q", META_PARTITION))
+    bench.send(OpenConsumer("s"))
+    bench.send(again)
+    bench.held.discard(("q", 1))
+    bench.settle()
+    bench.held.add(("q", 1))
+    bench.send(produce(b"in 1 too"))
+    [(_, opened)] = [entry for entry in bench.jobs if entry[1].lane.index == META_PARTITION]
+    bench.jobs = [entry for entry in bench.jobs if entry[1] is not opened]
+    opened.run()
+    bench.queues["q"].finish(opened, bench.clock.now())
+    bench.settle()
+    bench.queues["q"].withdraw(publish)
+    bench.held.discard(("q", META_PARTITION))
+    bench.settle()
+    bench.held.clear()
+    bench.settle()
+    assert answer(again).items == 0
+    shown = sorted(item.payload for item in bench.lease(10))
+    assert shown == [b"in 0", b"in 0 too", b"in 1", b"in 1 too", b"x", b"y"]
+
+
+def test_what_a_failed_claim_has_left_is_not_kept_from_the_next_claim_of_its_name() -> None:
+    """The partition comes back while that one waits, and what it still holds for the first is what it waits for."""
+    bench = Bench()
+    bench.produce(b"x")
+    bench.ask(OpenConsumer("s"))
+    store = bench.stores["q", 0]
+    store.commit_fault, store.recover_faults = "commit unreported", 1_000
+    first, second = ClaimItems("c", 10), ClaimItems("c", 10, wait=60 * SECOND)
+    bench.send(first)
+    bench.pass_time(10 * SECOND)
+    assert isinstance(first.error, OutcomeUnknown)
+    bench.send(second)
+    bench.back(0)
+    assert answer(second).items == 1
+
+
+def test_what_a_claim_leaves_behind_is_settled_though_nobody_asks_for_anything() -> None:
+    bench = Bench()
+    bench.produce(b"x")
+    claim = ClaimItems("c", 10)
+    bench.held.add(("q", 0))
+    bench.send(claim)
+    bench.queues["q"].withdraw(claim)
+    bench.held.clear()
+    bench.settle()
+    assert [item.payload for item in bench.lease()] == [b"x"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from millpond.model import State
-from millpond.queue import holders, lease, lifecycle, logical, operations, transfer
+from millpond.queue import claims, holders, lease, lifecycle, logical, operations, partition, settling, transfer
 from millpond.queue.columns import IntColumn
 from millpond.queue.dedup import Dedup
 from millpond.queue.lane import Lane, LoadJob, TurnJob
@@ -136,6 +136,88 @@ def a_redrive_takes_what_was_completed(patch: Patch) -> None:
     patch.setattr(operations, "_LETTERS", everything)
 
 
+def what_was_never_sealed_stays_claimed(patch: Patch) -> None:
+    patch.setattr(settling, "_follow_claim", lambda queue, lane, hold, decisions, now: None)
+
+
+def a_restart_turns_claims_around(patch: Patch) -> None:
+    work = LoadJob.work
+
+    def dizzy(self: LoadJob) -> None:
+        work(self)
+        assert self.partition is not None
+        for hold in self.partition.claims.values():
+            hold.runs.reverse()
+
+    patch.setattr(LoadJob, "work", dizzy)
+
+
+def a_restart_forgets_verdicts(patch: Patch) -> None:
+    work = LoadJob.work
+
+    def mild(self: LoadJob) -> None:
+        work(self)
+        assert self.partition is not None
+        for hold in self.partition.claims.values():
+            hold.judged.clear()
+
+    patch.setattr(LoadJob, "work", mild)
+
+
+def any_epoch_is_as_good_as_another(patch: Patch) -> None:
+    patch.setattr(claims, "_fenced", lambda decisions, claim_id, epoch: None)
+
+
+def claimed_items_expire(patch: Patch) -> None:
+    within = partition.Partition.set_aside
+
+    def set_aside(self: Partition, first: int, count: int) -> set[int]:
+        return within(self, first, count).difference(self.claimed.within(first, count))
+
+    patch.setattr(Partition, "set_aside", set_aside)
+
+
+def verdicts_know_no_last_attempt(patch: Patch) -> None:
+    patch.setattr(settling, "_fatal", lambda queue, partition, number, verdict, now: None)
+
+
+def claims_are_not_woken(patch: Patch) -> None:
+    patch.setattr(logical, "wake_readers", lambda queue, now: None)
+
+
+def a_claim_is_completed_only_where_the_request_came_to(patch: Patch) -> None:
+    patch.setattr(settling, "complete_in", lambda queue, lane, nonce, now: (0, 0, 0))
+
+
+def every_copy_of_a_chunk_counts(patch: Patch) -> None:
+    publish_in = settling.publish_in
+
+    def generous(queue: QueueState, lane: Lane, txn: str, chosen: settling.Chosen, now: int) -> settling.Shown:
+        return publish_in(queue, lane, txn, dict.fromkeys(chosen, lane.index), now)
+
+    patch.setattr(settling, "publish_in", generous)
+
+
+def a_published_transaction_is_forgotten_by_a_load(patch: Patch) -> None:
+    work = LoadJob.work
+
+    def forgetful(self: LoadJob) -> None:
+        work(self)
+        assert self.partition is not None
+        self.partition.decisions.published.clear()
+        self.partition.decisions.last_published.clear()
+
+    patch.setattr(LoadJob, "work", forgetful)
+
+
+def staged_names_are_not_looked_up(patch: Patch) -> None:
+    patch.setattr(settling, "name_taken", lambda queue, record, names, now: False)
+
+
+def what_is_staged_is_swept_too_early(patch: Patch) -> None:
+    patch.setattr(settling, "_staged_at", lambda chunks: next(iter(chunks.values()))[0].at - 3_000)
+
+
 BUGS: list[Callable[[Patch], Any]] = [
     lease_expiry_is_not_counted,
     completed_items_come_back,
@@ -154,6 +236,18 @@ BUGS: list[Callable[[Patch], Any]] = [
     a_restart_forgets_the_state_documents,
     cancelling_a_leased_item_is_forgotten,
     a_redrive_takes_what_was_completed,
+    what_was_never_sealed_stays_claimed,
+    a_restart_turns_claims_around,
+    a_restart_forgets_verdicts,
+    any_epoch_is_as_good_as_another,
+    claimed_items_expire,
+    verdicts_know_no_last_attempt,
+    claims_are_not_woken,
+    a_claim_is_completed_only_where_the_request_came_to,
+    every_copy_of_a_chunk_counts,
+    a_published_transaction_is_forgotten_by_a_load,
+    staged_names_are_not_looked_up,
+    what_is_staged_is_swept_too_early,
 ]
 
 

@@ -19,9 +19,13 @@ from msgspec.structs import replace
 
 from millpond.clock import ManualClock
 from millpond.model import Backoff, PartitionDefinition, QueueDefinition, QueueSettings
+from millpond.queue import claims as claims_module
+from millpond.queue import decisions as decisions_module
 from millpond.queue import lane as lane_module
 from millpond.queue import leases as leases_module
 from millpond.queue import operations as operations_module
+from millpond.queue import settling as settling_module
+from millpond.queue import stages as stages_module
 from millpond.queue import transfer as transfer_module
 from millpond.queue.bodies import BODY_BYTES_MAX, Bodies, Budget
 from millpond.queue.lane import PROBE_MS, Job, Lane, LoadJob, Status, meta_lane
@@ -87,10 +91,12 @@ class World:
         self.memory = MemoryStores()
         self.stores: dict[tuple[str, int], FaultyStore] = {}
         for name, one in self.definitions.items():
-            for part in one.partitions:
-                inner = self.memory.open(one.incarnation, part.partition, "full")
-                committed = partial(self._committed, name, part.partition)
-                self.stores[name, part.partition] = FaultyStore(inner, committed)
+            queue = self.model.queues[name]
+            queue.stage_timeout = self.bounds[settling_module, "STAGE_TIMEOUT_MS"]
+            queue.decisions.memory = self.bounds[decisions_module, "CLAIM_MEMORY_MS"]
+            for index in (*(part.partition for part in one.partitions), META_PARTITION):
+                inner = self.memory.open(one.incarnation, index, "full")
+                self.stores[name, index] = FaultyStore(inner, partial(self._committed, name, index))
         self.consumers = {name: Consumers(name, self.model, self.rng) for name in self.definitions}
         self.lives: dict[str, Live] = {}
         self.pendings: list[Pending] = []
@@ -119,6 +125,12 @@ class World:
             (operations_module, "SCAN_BATCH"): rng.choice((2, 5, 500)),
             (transfer_module, "TRANSFER_BATCH"): rng.choice((1, 3, 500)),
             (leases_module, "SPAN_MIN"): rng.choice((1, 2, 3)),
+            (claims_module, "CHUNKS_MIN"): rng.choice((1, 2, 8)),
+            (claims_module, "CLAIM_PAGE_BYTES"): rng.choice((20, 8 << 20)),
+            (stages_module, "TURN_BYTES_MAX"): rng.choice((60, 16 << 20)),
+            (settling_module, "PUBLISH_NAMED_MAX"): rng.choice((1, 20_000)),
+            (settling_module, "STAGE_TIMEOUT_MS"): rng.choice((4_000, 60_000, 86_400_000)),
+            (decisions_module, "CLAIM_MEMORY_MS"): rng.choice((30_000, 7 * 86_400_000)),
         }
 
     def _definition(self, name: str, dead_queue: str | None) -> QueueDefinition:
@@ -170,7 +182,10 @@ class World:
             store.reserve = True
             lanes.append(Lane(part, store, Bodies(self.budget)))
         rng = Random(self.rng.random())
-        meta = meta_lane(one, self.memory.open(one.incarnation, META_PARTITION, "full"), self.budget)
+        decisions = self.stores[name, META_PARTITION]
+        decisions.inner.close()
+        decisions.reserve = True
+        meta = meta_lane(one, decisions, self.budget)
         queue = LogicalQueue(one, lanes, meta, rng, self.definitions.__contains__, self.clock.now())
         self.lives[name] = Live(queue, name)
 
@@ -314,10 +329,10 @@ class World:
 
     def _in_force(self, name: str) -> list[str]:
         found = set()
-        for index, lane in self.lives[name].queue.state.lanes.items():
-            found.update(self.stores[name, index].in_force)
-            if lane.status != Status.OPEN and (name, index) in self._lane_faults:
-                found.add(self._lane_faults[name, index])
+        for lane in self.lives[name].queue.state.everyone:
+            found.update(self.stores[name, lane.index].in_force)
+            if lane.status != Status.OPEN and (name, lane.index) in self._lane_faults:
+                found.add(self._lane_faults[name, lane.index])
         if any(pending.slow and pending.live.name == name for pending in self.pendings):
             found.add(faults.COMMIT_SLOW)
         if self.definitions[name].paused:
@@ -339,7 +354,8 @@ class World:
     def _fault(self) -> None:
         rng = self.rng
         name = "q" if rng.random() < 0.7 else "d"
-        index = rng.randrange(len(self.definitions[name].partitions))
+        indexes = [part.partition for part in self.definitions[name].partitions] + [META_PARTITION]
+        index = rng.choice(indexes)
         store = self.stores[name, index]
         fault = rng.choice(faults.FAULTS)
         if fault in (faults.COMMIT_FAILED, faults.COMMIT_UNREPORTED):
@@ -354,7 +370,7 @@ class World:
             store.commit_fault = self._lane_faults[name, index] = faults.COMMIT_FAILED
             self._happened(fault, name)
         elif fault == faults.DISK_FULL:
-            for other in range(len(self.definitions[name].partitions)):
+            for other in indexes:
                 if other == index or rng.random() < 0.5:
                     self.stores[name, other].full = True
                     self.stores[name, other].brimful = rng.random() < 0.25
@@ -389,7 +405,7 @@ class World:
         if live.answered and self.rng.random() < 0.3:
             self._undeliver(live, self.rng.choice(live.answered))
             return
-        chosen = live.leases if live.leases and self.rng.random() < 0.9 else live.flying
+        chosen = live.leases if live.leases and self.rng.random() < 0.7 else live.flying
         ask = self.rng.choice(list(chosen.values()))
         ask.gone = True
         if ask.client is not None:
@@ -493,13 +509,27 @@ class World:
                 partitions[index].overdue(now)
                 if asleep is not None and partitions[index].ready_count():
                     raise Violation(f"{asleep} waits beside {partitions[index].ready_count()} items of {live.name}")
+        self._check_readers(live, now)
         quiet = live.wake is None or live.wake > now
         if quiet and not any(pending.live is live for pending in self.pendings):
+            if all(lane.free for lane in live.queue.state.everyone):
+                for left in self.model.queues[live.name].decisions.left():
+                    raise Violation(f"{live.name} is at rest, but {left}")
             for request, ask in live.flying.items():
                 if isinstance(request, Lease) and request.until <= now and not request.parts:
                     raise Violation(f"{live.name}, {ask} was to be answered at {request.until}; it is {now}")
                 if request.deadline < now and isinstance(request, Produce | Tokens):  # others wait anew at each step
                     raise Violation(f"{live.name}, {ask} was to be answered at {request.deadline}; it is {now}")
+
+    def _check_readers(self, live: Live, now: int) -> None:
+        """Nobody waits to claim what is there, or beyond the time."""
+        state = live.queue.state
+        for reader in state.readers:
+            if reader.until <= now:
+                raise Violation(f"{live.name}, {live.flying[reader.request]} was to be answered at {reader.until}")
+            for lane in state.lanes.values():
+                if lane.free and lane.partition.ready.count and not state.definition.paused:
+                    raise Violation(f"{live.name}, {live.flying[reader.request]} waits beside items in {lane.index}")
 
     def _collect(self, live: Live) -> None:
         """Take the jobs and letters that the queue has left for its owner."""
@@ -567,8 +597,12 @@ class World:
 
     def _committed(self, name: str, index: int, turn: Turn, reported: bool) -> None:
         assert self._current is not None
+        queue = self.model.queues[name]
         try:
-            self.model.queues[name].partitions[index].commit(turn, self._current, reported)
+            if index == META_PARTITION:
+                queue.decisions.commit(turn)
+            else:
+                queue.partitions[index].commit(turn, self._current, reported)
         except Exception as error:  # a job takes what its store raises for a failure: keep it for ourselves
             self._broken = error
 
@@ -630,8 +664,11 @@ class World:
         held = [grant for grant in consumers.held if not grant.over]
         consumers.held = []
         ready = sum(one.ready_count() for one in self.model.queues[name].partitions.values())
-        if live.closing or not (held or ready):
+        ends = [] if live.closing or live.flying else consumers.batch_callers.finishing()
+        if live.closing or not (held or ready or ends):
             return live.closing
+        for ask in ends:
+            self._send(ask)
         if held:
             self._send(consumers.completing(held))
         if ready:
@@ -654,7 +691,10 @@ class World:
         ]
         for live in self.lives.values():
             found += live.flying.values()
-            found += [lane for lane in live.queue.state.lanes.values() if lane.status != Status.OPEN]
+            found += [lane for lane in live.queue.state.everyone if lane.status != Status.OPEN]
+        for queue in self.model.queues.values():
+            found += [*queue.decisions.left(), *queue.decisions.open_claims()]
+            found += [txn for partition in queue.partitions.values() for txn in partition.staged]
         return found
 
     def _compare(self) -> None:
@@ -669,12 +709,16 @@ class World:
                 if ask.request.error is not None:
                     raise Violation(f"{ask} was refused: {ask.request.error}")
         for (name, index), store in self.stores.items():
-            items = self.model.queues[name].partitions[index].items
+            items = {} if index == META_PARTITION else self.model.queues[name].partitions[index].items
             problems = store.check()
             contents = self.memory._room.partitions[self.definitions[name].incarnation, index]
             stray = [key >> 2 for key in contents.docs if key >> 2 not in items]
             if problems or stray:
                 raise Violation(f"{name}/{index}: {problems}, documents of items that are gone: {stray}")
+            chunks = [(chunk.first, chunk.first + chunk.count) for chunk in contents.chunks.values()]
+            empty = [first for first, end in chunks if not any(number in items for number in range(first, end))]
+            if empty:
+                raise Violation(f"{name}/{index}: chunks without an item: {empty}")
 
 
 def _set_bounds(bounds: dict[tuple[ModuleType, str], int]) -> None:

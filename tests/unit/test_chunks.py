@@ -38,9 +38,19 @@ def test_chunks_are_a_dict_of_chunks(monkeypatch: pytest.MonkeyPatch, seed: int,
     rng, chunks, plain, following, now = Random(seed), Chunks(), dict[int, Plain](), 1, 1_000
     timeout = 100
     expired: set[int] = set()
+    reserved: list[tuple[int, int]] = []
     for _ in range(500):
         act = rng.random()
-        if act < 0.3:
+        if act < 0.06:
+            reserved.append((following, rng.randint(1, 6)))
+            chunks.reserve(following)
+            following += reserved[-1][1]
+        elif act < 0.1 and reserved:
+            first, count = reserved.pop(rng.randrange(len(reserved)))
+            chunks.put_in(first, count, now, now + timeout)
+            plain[first] = Plain(first, count, now, now + timeout)
+            plain = dict(sorted(plain.items()))
+        elif act < 0.3:
             count = rng.randint(1, 6)
             chunks.add(following, count, now, now + timeout)
             plain[following] = Plain(following, count, now, now + timeout)
@@ -66,6 +76,8 @@ def test_chunks_are_a_dict_of_chunks(monkeypatch: pytest.MonkeyPatch, seed: int,
             chunks.dump()
         else:
             chunks = Chunks.load(chunks.dump())
+            for first, _ in reserved:
+                chunks.reserve(first)
             chunks.pop_expired(now)  # what had expired before is told again after a restart
             expired.update(one.first for one in plain.values() if one.deadline <= now)
         alive = [one for one in plain.values() if one.live]

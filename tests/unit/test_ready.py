@@ -108,3 +108,13 @@ def test_removals_from_the_middle_do_not_look_at_the_whole_queue() -> None:
         ready.remove(0, run_of(number, 1))
     assert ready.count == 100_000
     assert list(numbers_of(ready.peek(3))) == [1, 4, 7]
+
+
+def test_counts_tell_how_many_there_are_of_each_priority() -> None:
+    ready = Ready()
+    ready.push(0, 1, 10)
+    ready.push(-3, 11, 2)
+    ready.push(7, 13, 5)
+    ready.remove(0, run_of(4, 2))
+    assert list(ready.counts().items()) == [(-3, 2), (0, 8), (7, 5)]
+    assert sum(ready.counts().values()) == ready.count

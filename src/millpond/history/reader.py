@@ -7,7 +7,8 @@ correlation ids (the derived id stands in), their attempts, or what they waited 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import enum
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +23,34 @@ PAGE_ROWS = 500  # rows asked of the store at a time: some hundred KB
 _REASONS = list(DeadReason)
 _DELETE = 1  # the fate of a dead item that is not kept; see queue.partition
 _CHUNKS_SLACK = 1_024  # chunks that have gone, before the list of the others is made anew
+_HELD = (State.LEASED, State.CLAIMED)  # an attempt is under way
+
+
+class Why(enum.StrEnum):
+    """What made an item change its state."""
+
+    PRODUCED = "produced"
+    ARRIVED = "arrived"  # produced by a move: a dead letter, or a redriven item
+    PUBLISHED = "published"  # produced by a transaction that was staged before
+    LEASED = "leased"
+    COMPLETED = "completed"
+    FAILURE = "failure"  # retried, the attempt counts
+    DEFER = "defer"  # retried, the attempt does not count
+    LEASE_EXPIRED = "lease_expired"
+    RELEASED = "released"  # its consumer had gone before the item reached it
+    DUE = "due"  # its schedule or its backoff is over
+    MAX_ATTEMPTS = "max_attempts"  # this and the next two: died of it
+    EXPIRED = "expired"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    CLEARED = "cleared"
+    REPLACED = "replaced"  # another item with its key or id took its place
+    REDRIVEN = "redriven"  # back to life in place, or set on its way back out of a dead queue
+    RETENTION = "retention"  # it had ended, and was kept long enough
+    MOVED = "moved"  # the other queue has it
+    KEPT = "kept"  # it was to be moved back to a queue that has gone
+    CLAIMED = "claimed"
+    CLAIM_RELEASED = "claim_released"
 
 
 class Names(Protocol):
@@ -54,11 +83,12 @@ class Transition(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Chunk:
-    __slots__ = ("created", "live")
+    __slots__ = ("count", "created", "live")
 
-    def __init__(self, created: int, count: int) -> None:
+    def __init__(self, created: int, count: int, live: int) -> None:
         self.created = created
-        self.live = count
+        self.count = count
+        self.live = live
 
 
 class Reader:
@@ -67,11 +97,11 @@ class Reader:
     def __init__(self, partition: int, names: Names) -> None:
         self._partition = partition
         self._names = names
-        self._known_from: int | None = None  # items from this number on were produced before our eyes
         self._own: dict[int, tuple[str | None, str | None]] = {}  # own id, own correlation id
         self._attempts: dict[int, int] = {}  # those that are over, where there are any
         self._waits: dict[int, State] = {}  # of waiting and of kept items, which state it is
-        self._chunks: dict[int, _Chunk] = {}
+        self._redriving: set[int] = set()  # on their way back out of a dead queue
+        self._chunks: dict[int, _Chunk] = {}  # what was produced before our eyes
         self._firsts: list[int] = []
         self._row = JournalRow(0, 0, b"")
         self._readers: dict[int, Callable[..., Iterator[Transition]]] = {
@@ -90,15 +120,17 @@ class Reader:
             Event.PURGED: self._purged,
             Event.MOVING: self._moving,
             Event.MOVED: self._moved,
+            Event.KEPT: self._kept,
+            Event.CLAIMED: self._claimed,
+            Event.UNCLAIMED: self._unclaimed,
+            Event.CLAIM_COMPLETED: self._claim_completed,
+            Event.CLAIM_RETRIED: self._claim_retried,
+            Event.PUBLISHED: self._published,
         }
 
     def read(self, row: JournalRow) -> Iterator[Transition]:
-        entry = decode_entry(row.events)
         self._row = row
-        if self._known_from is None:
-            firsts = [event[1] for event in entry.events if event[0] == Event.PRODUCED]
-            self._known_from = min(firsts, default=entry.next_number)
-        for event in entry.events:
+        for event in decode_entry(row.events).events:
             reader = self._readers.get(event[0])
             if reader is not None:  # the others change no state
                 yield from reader(*event[1:])
@@ -114,19 +146,17 @@ class Reader:
         requests: Sequence[Any],
         arrivals: Sequence[Sequence[Any]],
     ) -> Iterator[Transition]:
-        if count:
-            self._chunks[first] = _Chunk(self._row.at, count)
-            self._firsts.append(first)
         arrived = {arrival[1] for arrival in arrivals}
-        records: Sequence[Record | None] = [None] * count if meta is None else decode_meta(meta)
-        for number, record in enumerate(records, first):
-            state = State.READY
-            if record is not None:
-                if record.id is not None or record.correlation_id is not None:
-                    self._own[number] = (record.id, record.correlation_id)
-                if record.enqueue_at:
-                    state = self._waits[number] = State.SCHEDULED
-            yield self._change(number, None, state, "arrived" if number in arrived else "produced")
+        for number in self._add(first, count, meta):
+            yield self._change(
+                number, None, self._waits.get(number, State.READY), "arrived" if number in arrived else "produced"
+            )
+
+    def _published(
+        self, txn: str, chunk: str, first: int, count: int, deadline: int, meta: bytes | None, dropped: Sequence[int]
+    ) -> Iterator[Transition]:
+        for number in self._add(first, count, meta, dropped):
+            yield self._change(number, None, self._waits.get(number, State.READY), "published")
 
     def _leased(self, client: str, deadline: int, runs: Sequence[int]) -> Iterator[Transition]:
         for number in numbers_of(runs):
@@ -164,9 +194,9 @@ class Reader:
     ) -> Iterator[Transition]:
         for number in numbers_of(runs):
             self._waits.pop(number, None)
-            leased = state == State.LEASED
-            yield self._change(number, State(state), State.DEAD, _REASONS[reason], attempt=leased)
-            if leased:
+            held = state in _HELD
+            yield self._change(number, State(state), State.DEAD, _REASONS[reason], attempt=held)
+            if held:
                 self._count_attempt(number)
             if fate == _DELETE:
                 self._forget(number)
@@ -174,8 +204,7 @@ class Reader:
     def _cancelled(self, state: str, runs: Sequence[int], keep_until: int) -> Iterator[Transition]:
         for number in numbers_of(runs):
             self._waits.pop(number, None)
-            leased = state == State.LEASED
-            yield self._change(number, State(state), State.CANCELLED, "cancelled", attempt=leased)
+            yield self._change(number, State(state), State.CANCELLED, "cancelled", attempt=state in _HELD)
             self._end_or_keep(number, State.CANCELLED, keep_until)
 
     def _cleared(self, state: str, runs: Sequence[int]) -> Iterator[Transition]:
@@ -198,11 +227,41 @@ class Reader:
         """On the way back from a dead queue an item counts as dead, wherever it stood."""
         for number in numbers_of(runs):
             self._waits.pop(number, None)
+            self._redriving.add(number)
             if state != State.DEAD:
                 yield self._change(number, State(state), State.DEAD, "redriven")
 
     def _moved(self, numbers: Sequence[int], names: Sequence[bytes], target: str) -> Iterator[Transition]:
         return self._remove(numbers, State.DEAD, "moved")
+
+    def _kept(self, numbers: Sequence[int]) -> Iterator[Transition]:
+        """The dead stay dead; what was on its way back is a letter again."""
+        for number in numbers:
+            if number in self._redriving:
+                self._redriving.remove(number)
+                yield self._change(number, State.DEAD, State.READY, "kept")
+
+    def _claimed(self, claim: bytes, claim_id: str, owner: str, runs: Sequence[int]) -> Iterator[Transition]:
+        for number in numbers_of(runs):
+            yield self._change(number, State.READY, State.CLAIMED, "claimed", owner, attempt=True)
+
+    def _unclaimed(self, claim: bytes, runs: Sequence[int]) -> Iterator[Transition]:
+        for number in numbers_of(runs):
+            yield self._change(number, State.CLAIMED, State.READY, "claim_released", attempt=True)
+
+    def _claim_completed(self, claim: bytes, owner: str, runs: Sequence[int], keep_until: int) -> Iterator[Transition]:
+        for number in numbers_of(runs):
+            yield self._change(number, State.CLAIMED, State.COMPLETED, "completed", owner, attempt=True)
+            self._end_or_keep(number, State.COMPLETED, keep_until)
+
+    def _claim_retried(
+        self, claim: bytes, owner: str, number: int, due: int, error: str | None
+    ) -> Iterator[Transition]:
+        state = State.READY
+        if due:
+            state = self._waits[number] = State.RETRYING
+        yield self._change(number, State.CLAIMED, state, "failure", owner, attempt=True)
+        self._count_attempt(number)
 
     # ---- what they share ----------------------------------------------------------------------------------
 
@@ -210,9 +269,9 @@ class Reader:
         self, number: int, before: State | None, after: State | None, why: str, who: str = "", *, attempt: bool = False
     ) -> Transition:
         own_id, correlation_id = self._own.get(number, (None, None))
-        known = self._known_from is not None and number >= self._known_from
-        if correlation_id is None and known:
-            correlation_id = self._names.correlation_id(number, self._chunk_of(number).created)
+        chunk = self._chunk_of(number)
+        if correlation_id is None and chunk is not None:
+            correlation_id = self._names.correlation_id(number, chunk.created)
         return Transition(
             item_id=own_id or self._names.id(number),
             partition=self._partition,
@@ -223,7 +282,7 @@ class Reader:
             who=who,
             why=why,
             turn=self._row.turn,
-            attempt=self._attempts.get(number, 0) + 1 if attempt and known else None,
+            attempt=self._attempts.get(number, 0) + 1 if attempt and chunk is not None else None,
             correlation_id=correlation_id,
         )
 
@@ -244,17 +303,40 @@ class Reader:
     def _forget(self, number: int) -> None:
         for column in (self._own, self._attempts, self._waits):
             column.pop(number, None)
-        if self._known_from is not None and number >= self._known_from:
-            chunk = self._chunk_of(number)
+        self._redriving.discard(number)
+        chunk = self._chunk_of(number)
+        if chunk is not None:
             chunk.live -= 1
             if not chunk.live:
                 self._drop_chunk(number)
 
-    def _chunk_of(self, number: int) -> _Chunk:
-        return self._chunks[self._first_of(number)]
+    def _add(self, first: int, count: int, meta: bytes | None, dropped: Sequence[int] = ()) -> list[int]:
+        """Take in what was produced or published; returns the numbers of the items."""
+        records: Sequence[Record | None] = [None] * count if meta is None else decode_meta(meta)
+        gone = set(dropped)
+        numbers = [number for number in range(first, first + count) if number not in gone]
+        if numbers:
+            self._chunks[first] = _Chunk(self._row.at, count, len(numbers))
+            insort(self._firsts, first)
+        for number in numbers:
+            record = records[number - first]
+            if record is None:
+                continue
+            if record.id is not None or record.correlation_id is not None:
+                self._own[number] = (record.id, record.correlation_id)
+            if record.enqueue_at:
+                self._waits[number] = State.SCHEDULED
+        return numbers
+
+    def _chunk_of(self, number: int) -> _Chunk | None:
+        """None for an item that was produced before the reader began."""
+        first = self._first_of(number)
+        chunk = self._chunks.get(first)
+        return chunk if chunk is not None and number < first + chunk.count else None
 
     def _first_of(self, number: int) -> int:
-        return self._firsts[bisect_right(self._firsts, number) - 1]
+        place = bisect_right(self._firsts, number) - 1
+        return self._firsts[place] if place >= 0 else 0
 
     def _drop_chunk(self, number: int) -> None:
         del self._chunks[self._first_of(number)]

@@ -73,23 +73,24 @@ class Chunks:
 
     def put_in(self, first: int, count: int, created: int, deadline: int) -> None:
         """Add a chunk in the place that was reserved for it, as a block of its own."""
-        block = Block(first, created, deadline - created)
-        block.offsets.append(0)
-        block.counts.append(count)
-        block.created.append(0)
-        place = bisect_right(self._firsts, first)
-        self._blocks.insert(place, block)
-        self._firsts.insert(place, first)
-        heappush(self._expiry, deadline << _FIRST_BITS | first)
+        self._append(self._new_block(first, created, deadline), first, count, created, deadline)
 
     def add(self, first: int, count: int, created: int, deadline: int) -> None:
         block = self._blocks[-1] if self._blocks else None
         if block is None or block.first < self._reserved or not block.takes(first, created, deadline):
-            if block is not None and not block.offsets:
-                del self._blocks[-1], self._firsts[-1]
-            block = Block(first, created, deadline - created)
-            self._blocks.append(block)
-            self._firsts.append(first)
+            block = self._new_block(first, created, deadline)
+        self._append(block, first, count, created, deadline)
+
+    def _new_block(self, first: int, created: int, deadline: int) -> Block:
+        if self._blocks and not self._blocks[-1].offsets:  # it was kept to take the next chunk
+            del self._blocks[-1], self._firsts[-1]
+        block = Block(first, created, deadline - created)
+        place = bisect_right(self._firsts, first)
+        self._blocks.insert(place, block)
+        self._firsts.insert(place, first)
+        return block
+
+    def _append(self, block: Block, first: int, count: int, created: int, deadline: int) -> None:
         block.offsets.append(first - block.first)
         block.counts.append(count)
         block.created.append(created - block.started)

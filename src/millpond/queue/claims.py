@@ -38,7 +38,6 @@ from millpond.model import (
 from millpond.queue.decisions import ClaimMark, Decisions, Ending, split_number
 from millpond.queue.drive import Late, Operation, Wait
 from millpond.queue.lane import CHUNK_BYTES_MAX, Lane, Status, TurnJob
-from millpond.queue.lease import lease_rank
 from millpond.queue.looking import locate, refusal, settled
 from millpond.queue.partition import ERROR_PART, STATE_PART, VERSION_BITS
 from millpond.queue.requests import (
@@ -51,27 +50,38 @@ from millpond.queue.requests import (
     ReadClaim,
     Request,
 )
-from millpond.queue.settling import claim_key, complete_in, release_in, slice_runs
+from millpond.queue.settling import alone, claim_key, complete_in, release_in, slice_runs
 from millpond.queue.state import QueueState
 
 CHUNKS_MIN = CLAIM_PAGE_BYTES // CHUNK_BYTES_MAX  # read at a time, before it is known how large they are
 CHUNKS_MAX = 2_000  # and at most: chunks of one item are small, but each is a look-up
 
 Piece = tuple[int, int, int, int, int]  # chunk, from, to, created, deadline
-Marks = dict[int, tuple[int, int, int]]  # of items that were tried before: attempts, deliveries, state's version
+Mark = tuple[int, int, int, int]  # attempts, deliveries, the state's version, deadline
+Marks = dict[int, Mark]  # of items of which their record does not tell all
 
 
 # ---- consumers --------------------------------------------------------------------------------------------
 
 
 def _open_consumer(queue: QueueState, request: OpenConsumer) -> Operation:
-    consumer, _ = yield queue.want_meta(), partial(_open, request.consumer)
+    consumer, _ = yield queue.want_meta(), partial(_open, request)
+    if isinstance(consumer, MillpondError):
+        raise consumer
     return consumer
 
 
-def _open(name: str, lane: Lane, now: int) -> Consumer:
-    consumers = lane.partition.decisions.consumers
+def _open(request: OpenConsumer, lane: Lane, now: int) -> Consumer | MillpondError:
+    """Who comes with another past than the consumer's own fences nobody off. Its last claim may still be open."""
+    name, consumers = request.consumer, lane.partition.decisions.consumers
     known = consumers.get(name)
+    last = known.last_completed if known is not None else 0
+    if request.after is not None and last not in (request.after - 1, request.after):
+        return Conflict(
+            f"consumer {name!r} has completed claim {last}, so it does not go on after {request.after}; go on from"
+            " there, or use a new consumer",
+            last_completed=last,
+        )
     lane.partition.change(Event.CONSUMER_OPENED, name, known.epoch + 1 if known is not None else 1)
     return Consumer(consumer=name, epoch=consumers[name].epoch, last_completed=consumers[name].last_completed)
 
@@ -102,20 +112,7 @@ def _claim(queue: QueueState, request: ClaimItems) -> Operation:
         raise found
     if found is not None:
         return found
-    return (yield from _alone(queue, request.claim_id, _make(queue, request)))
-
-
-def _alone(queue: QueueState, claim_id: str, operation: Operation) -> Operation:
-    """One request at a time has a claim in hand; what it leaves undone is settled after it."""
-    key = claim_key(claim_id)
-    if key in queue.making:
-        raise Unavailable(f"another request has claim {claim_id!r} in hand; ask again in a moment")
-    queue.making.add(key)
-    try:
-        return (yield from operation)
-    finally:
-        queue.making.discard(key)
-        queue.unsettled = True
+    return (yield from alone(queue, claim_key(request.claim_id), _make(queue, request)))
 
 
 def _find(request: ClaimItems, lane: Lane, now: int) -> Claim | MillpondError | None:
@@ -156,6 +153,14 @@ def _unfit(decisions: Decisions, request: ClaimItems) -> MillpondError | None:
 
 def _make(queue: QueueState, request: ClaimItems) -> Operation:
     nonce = queue.rng.randbytes(8)
+    queue.taking.add(nonce)
+    try:
+        return (yield from _take_and_seal(queue, request, nonce))
+    finally:
+        queue.taking.discard(nonce)
+
+
+def _take_and_seal(queue: QueueState, request: ClaimItems, nonce: bytes) -> Operation:
     taken = yield from _gather(queue, request, nonce)
     if taken and request.max_bytes is not None:
         taken = yield from _cut(queue, taken, nonce, request.max_bytes)
@@ -175,27 +180,36 @@ def _gather(queue: QueueState, request: ClaimItems, nonce: bytes) -> Operation:
     if unread:
         yield [(lane, lambda lane, now: None) for lane in unread]
     while True:
-        plan = list(_plan(queue, request.max_items))
+        plan = _plan(queue, request.max_items)
         if plan:
-            counts = yield [Late(lane, partial(_take, queue, request, nonce, count)) for lane, count in plan]
-            taken = [(lane, count) for (lane, _), (count, _) in zip(plan, counts, strict=True) if count]
+            counts = yield [Late(lane, partial(_take, queue, request, nonce, count)) for lane, count in plan.items()]
+            taken = [(lane, count) for lane, (count, _) in zip(plan, counts, strict=True) if count]
             if taken:
                 return taken
-        if queue.now >= request.until:
+        elif queue.now >= request.until:
             return []
-        yield Wait(request.until)
+        else:
+            yield Wait(request.until)
 
 
-def _plan(queue: QueueState, items: int) -> Iterator[tuple[Lane, int]]:
-    """From which lanes to take how many, in the order in which leases would."""
+def _plan(queue: QueueState, items: int) -> dict[Lane, int]:
+    """From which lanes to take how many: those that leases would get, so a better priority elsewhere goes first."""
+    plan: dict[Lane, int] = {}
     if queue.definition.paused:
-        return
+        return plan
     lanes = [lane for lane in queue.lanes.values() if lane.status == Status.OPEN and lane.partition.ready.count]
-    for lane in sorted(lanes, key=lease_rank):
-        count = min(items, lane.partition.ready.count)
-        if count:
-            yield lane, count
-        items -= count
+    ready = [(lane, priority, count) for lane in lanes for priority, count in lane.partition.ready.counts().items()]
+    for lane, _, count in sorted(ready, key=_claim_rank):
+        if items:
+            plan[lane] = plan.get(lane, 0) + min(items, count)
+            items -= min(items, count)
+    return plan
+
+
+def _claim_rank(ready: tuple[Lane, int, int]) -> tuple[bool, int, int]:
+    """As `lease_rank`, of the items of one priority in a lane."""
+    lane, priority, count = ready
+    return not lane.definition.read_only, priority, -count
 
 
 def _take(queue: QueueState, request: ClaimItems, nonce: bytes, count: int, lane: Lane, now: int) -> int:
@@ -299,9 +313,10 @@ def _read_claim(queue: QueueState, request: ReadClaim) -> Operation:
         (pieces, marks), job = yield lane, partial(_want, claim.nonce, start + at, end - at, chunks)
         if not pieces:
             raise _no_claim(claim.claim_id)
-        runs += [_run(queue, lane, job, piece, marks) for piece in pieces]
-        at += sum(high - low for _, low, high, _, _ in pieces)
-        size += sum(_sizes(job, pieces))
+        read = [_run(queue, lane, job, piece, marks) for piece in pieces]
+        runs += read
+        at += sum(len(run.payloads) for run in read)
+        size += sum(sum(map(len, run.payloads)) for run in read)
         chunks = min(CHUNKS_MAX, max(CHUNKS_MIN, CLAIM_PAGE_BYTES * len(runs) // (size + 1)))
     return ItemPage(ClaimRows(runs), str(at) if at < count else None)
 
@@ -343,9 +358,11 @@ def _want(nonce: bytes, start: int, count: int, chunks: int, lane: Lane, now: in
 def _marks(lane: Lane, first: int, count: int) -> Marks:
     """What the records do not tell."""
     partition, marks = lane.partition, {}
-    for number in {*partition.tries.within(first, count), *partition.documents.within(first, count)}:
+    columns = partition.tries, partition.documents, partition.expiries
+    for number in {number for column in columns for number in column.within(first, count)}:
         lane.want_documents(number)
-        marks[number] = (*partition.tried(number), partition.documents.get(number, 0) >> VERSION_BITS)
+        version = partition.documents.get(number, 0) >> VERSION_BITS
+        marks[number] = (*partition.tried(number), version, partition.expire_deadline(number))
     return marks
 
 
@@ -368,12 +385,12 @@ def _run(queue: QueueState, lane: Lane, job: TurnJob, piece: Piece, marks: Marks
         assert record is not None, "a live item has a record"
         if isinstance(record, Record) or number in marks:
             full = record if isinstance(record, Record) else Record(record)
-            run.known[number] = _item(run, job, number, full, marks.get(number, (0, 0, 0)))
+            run.known[number] = _item(run, job, number, full, marks.get(number, (0, 0, 0, deadline)))
     run.payloads = [record.payload if isinstance(record, Record) else record or b"" for record in records]
     return run
 
 
-def _item(run: ClaimRun, job: TurnJob, number: int, record: Record, mark: tuple[int, int, int]) -> Item:
+def _item(run: ClaimRun, job: TurnJob, number: int, record: Record, mark: Mark) -> Item:
     error = job.documents.get(number << 2 | ERROR_PART)
     source = record.source
     return Item(
@@ -383,7 +400,7 @@ def _item(run: ClaimRun, job: TurnJob, number: int, record: Record, mark: tuple[
         payload=record.payload,
         correlation_id=record.correlation_id or run.mint.correlation_id(number, run.created),
         created_at=to_datetime(run.created),
-        expire_deadline=to_datetime(record.expire_deadline or run.deadline),
+        expire_deadline=to_datetime(mark[3]),
         attempts=mark[0],
         deliveries=mark[1],
         max_attempts=run.max_attempts if record.max_attempts < 0 else record.max_attempts,
@@ -447,7 +464,7 @@ def _not_claimed(item_id: str, claim: ClaimMark) -> NotFound:
 
 
 def _end_claim(queue: QueueState, request: EndClaim) -> Operation:
-    return (yield from _alone(queue, request.claim_id, _end(queue, request)))
+    return alone(queue, claim_key(request.claim_id), _end(queue, request))
 
 
 def _end(queue: QueueState, request: EndClaim) -> Operation:

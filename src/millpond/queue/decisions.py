@@ -110,7 +110,7 @@ class Decisions:
     def is_published(self, txn: str) -> bool:
         numbered = split_number(txn)
         if numbered is None:
-            return txn in self.published
+            return txn in self.published or txn in self.deciding
         return numbered[1] <= self.last_published.get(numbered[0], -1)
 
     def claim_of(self, nonce: bytes) -> ClaimMark | None:

@@ -52,7 +52,8 @@ class StepPart(Part):
         self.late = late
 
     def apply(self, lane: Lane, now: int) -> None:
-        self._value = self._act(lane, now)
+        if not self._drive.request.answered:  # else another lane of the step could not be waited for, and it is over
+            self._value = self._act(lane, now)
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
         self._drive.be_patient_from(now)
@@ -68,11 +69,11 @@ class StepPart(Part):
 class Drive:
     """Runs one operation, a step at a time."""
 
-    __slots__ = ("_begun", "_missing", "_operation", "_patience", "_queue", "_request", "_values", "deadline", "until")
+    __slots__ = ("_begun", "_missing", "_operation", "_patience", "_queue", "_values", "deadline", "request", "until")
 
     def __init__(self, queue: QueueState, request: Request, operation: Operation) -> None:
         self._queue = queue
-        self._request = request
+        self.request = request
         self._operation = operation
         self._begun = False  # a step of it is durable
         self._values: list[Any] | None = None  # of lanes that go together
@@ -93,28 +94,28 @@ class Drive:
             self.resume(values)
 
     def resume(self, value: Any) -> None:
-        if self._request.answered:  # another lane of the same step could not be waited for
+        if self.request.answered:  # another lane of the same step could not be waited for
             return
-        if self._request.gone:
+        if self.request.gone:
             self.stop(Unavailable("the caller has gone"))
             return
         self._begun = value is not None or self._begun
         try:
             step = self._operation.send(value)
         except StopIteration as stop:
-            self._request.answer(stop.value)
+            self.request.answer(stop.value)
         except MillpondError as error:
-            self._request.fail(error)
+            self.request.fail(error)
         else:
             self._schedule(step)
 
     def stop(self, error: MillpondError) -> None:
-        if self._request.answered:
+        if self.request.answered:
             return
         self._operation.close()
-        if self._begun and self._request.changes:
+        if self._begun and self.request.changes:
             error = OutcomeUnknown(f"{error.message}; other partitions may be done already: look, then send it again")
-        self._request.fail(error)
+        self.request.fail(error)
 
     def be_patient_from(self, now: int) -> None:
         """Each step may wait for its lane as long as a request may."""

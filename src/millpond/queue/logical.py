@@ -66,11 +66,14 @@ class LogicalQueue:
         self._settled.append(request)
 
     def withdraw(self, request: Request) -> None:
-        """The caller has gone. A parked lease is answered at once; one in a commit gives its items back."""
+        """The caller has gone. Who waits for an item is answered at once; a lease in a commit gives its items back."""
         request.gone = True
         if not isinstance(request, Lease):
-            return
-        if request.answered:
+            waiting = [reader for reader in self.state.readers if reader.request is request]
+            for reader in waiting:
+                self.state.readers.remove(reader)
+                reader.resume(None)
+        elif request.answered:
             give_back(self.state, request.value.runs if request.value else [])
         elif self.state.waiters.withdraw(request):
             request.answer([])
@@ -339,7 +342,7 @@ class LogicalQueue:
         self._inbox, state.produces, state.arrives, state.sleepers = [], [], [], []
         for reader in state.readers:
             reader.stop(trouble)
-        state.readers, state.making, state.confirmed = [], set(), {}
+        state.readers, state.making, state.taking, state.confirmed = [], set(), set(), {}
         self.jobs = []
         for lane in state.everyone:
             parts = [*lane.waiting, *lane.draft.parts]
@@ -381,6 +384,8 @@ class LogicalQueue:
         wakes += [reader.until for reader in state.readers]
         if state.sweep_at < NEVER:
             wakes.append(state.sweep_at)
+        if state.unsettled:  # a request has ended in this turn, and what it leaves is looked after in the next
+            wakes.append(now)
         return min(wakes, default=None)
 
     @property

@@ -156,8 +156,8 @@ def key_taken(queue: QueueState, key: str, now: int) -> bool:
 
 
 def name_taken(queue: QueueState, record: Record, names: list[bytes], now: int) -> bool:
-    """For items that were staged: a producer's request waits where this raises Held."""
-    return _is_taken(_find(queue, record, names, now))
+    """For items that were staged: as for a producer's, whose request waits where this raises Held."""
+    return _find(queue, record, names, now) is not None
 
 
 def _is_taken(found: tuple[Lane, int, Ended | None] | None) -> bool:

@@ -42,6 +42,7 @@ _COUNT_MASK = RUN_MAX - 1
 _DELIVERIES_BITS = 32
 _DELIVERIES_MASK = (1 << _DELIVERIES_BITS) - 1
 _FEW = 8  # times the size of a page: fewer items than that are sorted to find one
+_ALIKE = 8  # neighbours that are asked one by one for their priority; of more, those with one are looked for
 _STRIDE_BITS = 10  # neighbours with the rest of their number in common are looked at together
 
 REASONS = list(DeadReason)
@@ -123,6 +124,7 @@ class Partition:
         self.claims: dict[bytes, Hold] = {}  # by nonce
         self.claimed: Spans[Hold] = Spans()
         self.staged: dict[str, dict[str, list[Piece]]] = {}  # transaction -> chunk -> its records
+        self.staged_count = 0
         self.decisions = Decisions()  # only in the store that has no items
         self.moving: dict[int, Move] = {}
         self.confirming: dict[bytes, str] = {}  # transfers that their target has not forgotten yet -> target
@@ -439,12 +441,13 @@ class Partition:
         self.chunks.reserve(first)
         self.next_number = first + count
         self.staged.setdefault(txn, {}).setdefault(chunk, []).append(Piece(first, count, meta, self.at))
+        self.staged_count += count
 
     def on_published(
         self, txn: str, chunk: str, first: int, count: int, deadline: int, meta: bytes | None, dropped: Sequence[int]
     ) -> None:
-        """`dropped` had a name that was taken."""
-        self._unstage(txn, chunk, first)
+        """`dropped` had a name that was taken. The time that an item was given counts from now."""
+        later = self.at - self._unstage(txn, chunk, first).at
         self.chunks.put_in(first, count, self.at, deadline)
         self._count("produced", count - len(dropped))
         if meta is None:
@@ -457,7 +460,7 @@ class Partition:
             if record is None:
                 self.ready.push(0, number, 1)
             else:
-                self._place(number, record)
+                self._place(number, record, later)
         for number in dropped:
             self._end(number, 1)
 
@@ -465,24 +468,27 @@ class Partition:
         self._unstage(txn, chunk, first)
         self.chunk_drops.append(first)
 
-    def _unstage(self, txn: str, chunk: str, first: int) -> None:
+    def _unstage(self, txn: str, chunk: str, first: int) -> Piece:
         chunks = self.staged[txn]
-        chunks[chunk] = [piece for piece in chunks[chunk] if piece.first != first]
+        [piece] = [piece for piece in chunks[chunk] if piece.first == first]
+        chunks[chunk] = [other for other in chunks[chunk] if other is not piece]
         if not chunks[chunk]:
             del chunks[chunk]
         if not chunks:
             del self.staged[txn]
+        self.staged_count -= piece.count
+        return piece
 
     # ---- what the transitions share -----------------------------------------------------------------------
 
-    def _place(self, number: int, record: Record) -> None:
+    def _place(self, number: int, record: Record, later: int = 0) -> None:
         if record.priority:
             self.priorities[number] = record.priority
         if record.max_attempts >= 0:
             self.limits[number] = record.max_attempts
         if record.expire_deadline:
-            self.expiries[number] = record.expire_deadline
-            self.expiry_timers.push(record.expire_deadline, run_of(number, 1))
+            self.expiries[number] = deadline = record.expire_deadline + later
+            self.expiry_timers.push(deadline, run_of(number, 1))
         if record.id is not None or record.key is not None:
             self.dedup.add(number, record.id, record.key, record.correlation_id)
         if record.source is not None and record.source.letter:
@@ -509,7 +515,7 @@ class Partition:
     def _by_priority(self, run: int) -> list[tuple[int, int, int]]:
         """A run as (first, count, priority) pieces of one priority each."""
         first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
-        if not self.priorities:
+        if not self.priorities or (count > _ALIKE and not self.priorities.within(first, count)):
             return [(first, count, 0)]
         pieces: list[tuple[int, int, int]] = []
         for number in range(first, first + count):

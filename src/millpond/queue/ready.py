@@ -92,6 +92,11 @@ class Ready:
                 break
         return runs
 
+    def counts(self) -> dict[int, int]:
+        """How many there are of each priority, the best first."""
+        runs = self.runs()
+        return {priority: sum([(run & _COUNT_MASK) + 1 for run in runs[priority]]) for priority in runs}
+
     def remove(self, priority: int, run: int) -> None:
         """Take these items out: from the head in fact, from elsewhere by noting that they are gone."""
         queue = self._queues[priority]

@@ -6,44 +6,74 @@ a turn, when all that is in the memory of a free lane is durable, before anythin
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
 
-from millpond.history.format import Event, Record, decode_meta, numbers_of, run_of, run_span, runs_of
+from millpond.errors import Unavailable
+from millpond.history.format import Event, Record, decode_meta, run_of, run_span, runs_of
 from millpond.model import STAGE_TIMEOUT_MS, DeadReason, State
 from millpond.queue.backoff import backoff_ms
 from millpond.queue.decisions import Decisions, Ending
+from millpond.queue.drive import Operation
 from millpond.queue.lane import NEVER, Lane
 from millpond.queue.lifecycle import bury, kept_until
 from millpond.queue.names import Held, name_taken, names_of
 from millpond.queue.partition import ERROR_PART, Hold, Judgement, Partition, Piece
 from millpond.queue.state import QueueState
 
+PUBLISH_NAMED_MAX = 20_000  # items with a key or the like in one turn: a tenth of a second; the next goes on from there
+
 Chosen = Mapping[str, int]  # the chunks of a transaction that count -> the partition of each
 
 
+class Shown(NamedTuple):
+    """How many items a publish brought in, how many were duplicates, and whether there are more to come."""
+
+    items: int
+    duplicates: int
+    more: bool
+
+
 def claim_key(claim_id: str) -> str:
-    return f"claim/{claim_id}"
+    return f"claim {claim_id!r}"
 
 
 def txn_key(txn: str) -> str:
-    return f"txn/{txn}"
+    return f"transaction {txn!r}"
+
+
+def alone(queue: QueueState, key: str, operation: Operation) -> Operation:
+    """One request at a time has a claim or transaction in hand; what it leaves undone is settled after it."""
+    if key in queue.making:
+        operation.close()
+        raise Unavailable(f"another request has {key} in hand; ask again in a moment")
+    queue.making.add(key)
+    try:
+        return (yield from operation)
+    finally:
+        queue.making.discard(key)
+        queue.unsettled = True
 
 
 def settle(queue: QueueState, now: int) -> None:
     queue.unsettled, queue.sweep_at = False, NEVER
     meta = queue.meta
+    sweeps: list[int | None] = []
     if not meta.free:  # it is looked at again when its job is done
         return
     decisions = meta.partition.decisions
     _forget_settled(queue, decisions)
     for lane in queue.free:
         for hold in list(lane.partition.claims.values()):
-            if claim_key(hold.claim_id) not in queue.making:
-                _follow_claim(queue, lane, hold, decisions, now)
+            _follow_claim(queue, lane, hold, decisions, now)
         for txn in list(lane.partition.staged):
             if txn_key(txn) not in queue.making:
                 _follow_stage(queue, lane, txn, decisions, now)
-        queue.sweep_at = min(queue.sweep_at, next_sweep(lane.partition) or NEVER)
+        sweeps.append(next_sweep(lane.partition))
+    # What should be swept and was not, a request has in hand, or a lane that is away: there will be another turn.
+    queue.sweep_at = min([at for at in sweeps if at is not None and at > now], default=NEVER)
 
 
 def next_sweep(partition: Partition) -> int | None:
@@ -51,9 +81,9 @@ def next_sweep(partition: Partition) -> int | None:
     return min((at + STAGE_TIMEOUT_MS for at in map(_staged_at, partition.staged.values())), default=None)
 
 
-def _staged_at(chunks: Mapping[str, list[Piece]]) -> int:
-    """When the transaction last grew."""
-    return max(piece.at for pieces in chunks.values() for piece in pieces)
+def _staged_at(chunks: dict[str, list[Piece]]) -> int:
+    """When the transaction last grew: its newest chunk is the last one."""
+    return next(reversed(chunks.values()))[-1].at
 
 
 def _forget_settled(queue: QueueState, decisions: Decisions) -> None:
@@ -87,6 +117,8 @@ def _all_followed(queue: QueueState, key: str, partitions: Iterable[int], holdin
 
 def _follow_claim(queue: QueueState, lane: Lane, hold: Hold, decisions: Decisions, now: int) -> None:
     claim = decisions.claim_of(hold.nonce)
+    if hold.nonce in queue.taking or (claim is not None and claim_key(claim.claim_id) in queue.making):
+        return
     if claim is None or claim.ending == Ending.RELEASED:
         release_in(queue, lane, hold.nonce, now)
     elif claim.ending == Ending.COMPLETED:
@@ -95,10 +127,8 @@ def _follow_claim(queue: QueueState, lane: Lane, hold: Hold, decisions: Decision
 
 def _follow_stage(queue: QueueState, lane: Lane, txn: str, decisions: Decisions, now: int) -> None:
     if txn in decisions.deciding:
-        try:
+        with suppress(Held):  # the lane that it waits for is busy, or away: there will be another turn
             publish_in(queue, lane, txn, decisions.deciding[txn], now)
-        except Held:
-            queue.unsettled = True  # the lane that it waits for is busy: there will be another turn
     elif decisions.is_published(txn) or _staged_at(lane.partition.staged[txn]) + STAGE_TIMEOUT_MS <= now:
         drop_in(lane, txn)
 
@@ -141,13 +171,28 @@ def complete_in(queue: QueueState, lane: Lane, nonce: bytes, now: int) -> tuple[
     if hold is None:
         return 0, 0, 0
     dead = sum([_carry_out(queue, lane, hold, number, verdict, now) for number, verdict in hold.judged.items()])
-    runs = hold.runs
-    if hold.judged:
-        runs = runs_of([number for number in numbers_of(runs) if number not in hold.judged])
+    runs = _without(hold.runs, sorted(hold.judged))
     lane.partition.change(Event.CLAIM_COMPLETED, nonce, hold.owner, runs, kept_until(queue, now))
     done = sum(len(run_span(run)) for run in runs)
     queue.rates.count("completed", done, now)
     return done, len(hold.judged) - dead, dead
+
+
+def _without(runs: list[int], numbers: list[int]) -> list[int]:
+    """Runs with these numbers cut out of them: a few in a million cost no walk over all."""
+    if not numbers:
+        return runs
+    left: list[int] = []
+    for run in runs:
+        span = run_span(run)
+        start = span.start
+        for number in numbers[bisect_left(numbers, start) : bisect_left(numbers, span.stop)]:
+            if start < number:
+                left.append(run_of(start, number - start))
+            start = number + 1
+        if start < span.stop:
+            left.append(run_of(start, span.stop - start))
+    return left
 
 
 def _carry_out(queue: QueueState, lane: Lane, hold: Hold, number: int, verdict: Judgement, now: int) -> bool:
@@ -177,18 +222,20 @@ def _fatal(queue: QueueState, partition: Partition, number: int, verdict: Judgem
     return DeadReason.EXPIRED if partition.expire_deadline(number) <= now else None
 
 
-def publish_in(queue: QueueState, lane: Lane, txn: str, chosen: Chosen, now: int) -> tuple[int, int]:
-    """Show what counts of a transaction and drop the rest. Returns how many items came in, how many were duplicates.
+def publish_in(queue: QueueState, lane: Lane, txn: str, chosen: Chosen, now: int) -> Shown:
+    """Show what counts of a transaction and drop the rest, as much as one turn has time for.
 
     Raises Held, with nothing changed, where it cannot be told yet whether a name is taken.
     """
-    chunks = lane.partition.staged.get(txn, {})
     names: set[bytes] = set()
-    pieces = [
-        (chunk, piece, _taken(queue, piece, names, now) if chosen.get(chunk) == lane.index else None)
-        for chunk, pieces in chunks.items()
-        for piece in pieces
-    ]
+    pieces: list[tuple[str, Piece, list[int] | None]] = []
+    named = 0
+    for chunk, of_chunk in lane.partition.staged.get(txn, {}).items():
+        if named >= PUBLISH_NAMED_MAX:
+            break
+        counts = chosen.get(chunk) == lane.index
+        pieces += [(chunk, piece, _taken(queue, piece, names, now) if counts else None) for piece in of_chunk]
+        named += sum(piece.count for piece in of_chunk if counts and piece.meta is not None)
     deadline = now + queue.settings.expire_timeout_ms
     items = duplicates = 0
     for chunk, piece, taken in pieces:
@@ -201,7 +248,7 @@ def publish_in(queue: QueueState, lane: Lane, txn: str, chosen: Chosen, now: int
         duplicates += len(taken)
     lane.draft.names |= names
     queue.rates.count("produced", items, now)
-    return items, duplicates
+    return Shown(items, duplicates, more=txn in lane.partition.staged)
 
 
 def _taken(queue: QueueState, piece: Piece, names: set[bytes], now: int) -> list[int]:

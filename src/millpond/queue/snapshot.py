@@ -121,6 +121,7 @@ def _restore(partition: Partition, snapshot: Snapshot) -> None:
     for pieces in (pieces for chunks in snapshot.staged.values() for pieces in chunks.values()):
         for piece in pieces:
             partition.chunks.reserve(piece.first)
+            partition.staged_count += piece.count
     if snapshot.decisions is not None:
         partition.decisions.load(snapshot.decisions)
 

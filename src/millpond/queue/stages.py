@@ -18,20 +18,19 @@ from millpond.queue.lane import Lane, Status
 from millpond.queue.names import Held
 from millpond.queue.produce import DISK_FULL, TURN_BYTES_MAX, produce_rank
 from millpond.queue.requests import AbortStage, PublishStage, Request, StageItems
-from millpond.queue.settling import Chosen, drop_in, publish_in, txn_key
+from millpond.queue.settling import Chosen, Shown, alone, drop_in, publish_in, txn_key
 from millpond.queue.state import QueueState
 from millpond.queue.tokens import read_id
 
 
 def _stage(queue: QueueState, request: StageItems) -> Operation:
     _check_ids(queue, request)
-    published, _ = yield queue.want_meta(), lambda lane, now: lane.partition.decisions.is_published(request.txn)
-    if published:  # a batch that is replayed: its items are in the queue
-        return Staged(0)
-    lane = _lane_of(queue, request) or _writable(queue)
     staged: Staged | MillpondError | None = None
     while staged is None:
-        staged, _ = yield lane, partial(_stage_in, request)
+        (published, _), _ = yield queue.want_meta(), partial(_look_up, request.txn)
+        if published:  # a batch that is replayed: its items are in the queue
+            return Staged(0)
+        staged, _ = yield _lane_of(queue, request) or _writable(queue), partial(_stage_in, queue, request)
     if isinstance(staged, MillpondError):
         raise staged
     queue.unsettled = True  # it has to be swept some day
@@ -55,11 +54,21 @@ def _writable(queue: QueueState) -> Lane:
     lanes = [lane for lane in queue.lanes.values() if lane.writable]
     if not lanes:
         raise DiskFull(DISK_FULL)
-    return min(lanes, key=lambda lane: (lane.status != Status.OPEN, *(produce_rank(lane) if lane.known else ())))
+    return min(lanes, key=_stage_rank)
 
 
-def _stage_in(request: StageItems, lane: Lane, now: int) -> Staged | MillpondError | None:
-    """None: the turn is full, ask again in the next."""
+def _stage_rank(lane: Lane) -> tuple[int, ...]:
+    """As where produces go; but what is staged counts too, and who else is about to."""
+    if not lane.known:
+        return lane.status != Status.OPEN, lane.failures
+    failures, items = produce_rank(lane)
+    return lane.status != Status.OPEN, failures, len(lane.waiting), items + lane.partition.staged_count
+
+
+def _stage_in(queue: QueueState, request: StageItems, lane: Lane, now: int) -> Staged | MillpondError | None:
+    """None: the turn is full, or the transaction seems to be published by now; ask again."""
+    if queue.meta.partition.decisions.is_published(request.txn):  # else what this lane has shown would come twice
+        return None
     there = lane.partition.staged.get(request.txn, {}).get(request.chunk)
     if there is not None:
         return Staged(sum(piece.count for piece in there))
@@ -75,15 +84,7 @@ def _stage_in(request: StageItems, lane: Lane, now: int) -> Staged | MillpondErr
 
 
 def _publish(queue: QueueState, request: PublishStage) -> Operation:
-    key = txn_key(request.txn)
-    if key in queue.making:
-        raise Unavailable(f"transaction {request.txn!r} is being published or dropped; ask again in a moment")
-    queue.making.add(key)
-    try:
-        return (yield from _publish_once(queue, request))
-    finally:
-        queue.making.discard(key)
-        queue.unsettled = True
+    return alone(queue, txn_key(request.txn), _publish_once(queue, request))
 
 
 def _publish_once(queue: QueueState, request: PublishStage) -> Operation:
@@ -91,19 +92,18 @@ def _publish_once(queue: QueueState, request: PublishStage) -> Operation:
     (again, chosen), _ = yield meta, partial(_look_up, txn)
     if not again:
         chosen = yield from _choose(queue, request)
-        yield meta, lambda lane, now: lane.partition.change(Event.STAGE_DECIDED, txn, dict(chosen))
+        (again, chosen), _ = yield meta, partial(_decide, txn, chosen)
     items = duplicates = 0
     left = [queue.lanes[index] for index in sorted(set(chosen.values())) if index in queue.lanes]
     while left:
         outcomes = yield [(lane, partial(_publish_in, queue, txn, chosen)) for lane in left]
-        waits = {
-            lane.index: outcome.lane
-            for lane, (outcome, _) in zip(left, outcomes, strict=True)
-            if isinstance(outcome, Held)
-        }
-        items += sum(outcome[0] for outcome, _ in outcomes if not isinstance(outcome, Held))
-        duplicates += sum(outcome[1] for outcome, _ in outcomes if not isinstance(outcome, Held))
-        left = [lane for lane in left if lane.index in waits]
+        shown = [outcome for outcome, _ in outcomes if not isinstance(outcome, Held)]
+        items += sum(outcome.items for outcome in shown)
+        duplicates += sum(outcome.duplicates for outcome in shown)
+        left = [
+            lane for lane, (outcome, _) in zip(left, outcomes, strict=True) if isinstance(outcome, Held) or outcome.more
+        ]
+        waits = {outcome.lane.index: outcome.lane for outcome, _ in outcomes if isinstance(outcome, Held)}
         if waits:
             yield [(lane, _nothing) for lane in waits.values()]
     return Published(txn, items, duplicates, again)
@@ -113,6 +113,14 @@ def _look_up(txn: str, lane: Lane, now: int) -> tuple[bool, Chosen]:
     """Whether it is decided, and on what; nothing is left to do once the decision is settled."""
     decisions = lane.partition.decisions
     return decisions.is_published(txn), decisions.deciding.get(txn, {})
+
+
+def _decide(txn: str, chosen: Chosen, lane: Lane, now: int) -> tuple[bool, Chosen]:
+    """Publish it, unless a later one of its name was published meanwhile."""
+    if lane.partition.decisions.is_published(txn):
+        return True, {}
+    lane.partition.change(Event.STAGE_DECIDED, txn, dict(chosen))
+    return False, chosen
 
 
 def _choose(queue: QueueState, request: PublishStage) -> Operation:
@@ -134,7 +142,7 @@ def _choose(queue: QueueState, request: PublishStage) -> Operation:
     return chosen
 
 
-def _publish_in(queue: QueueState, txn: str, chosen: Chosen, lane: Lane, now: int) -> tuple[int, int] | Held:
+def _publish_in(queue: QueueState, txn: str, chosen: Chosen, lane: Lane, now: int) -> Shown | Held:
     try:
         return publish_in(queue, lane, txn, chosen, now)
     except Held as held:
@@ -146,8 +154,10 @@ def _nothing(lane: Lane, now: int) -> None:
 
 
 def _abort(queue: QueueState, request: AbortStage) -> Operation:
-    if txn_key(request.txn) in queue.making:
-        raise Unavailable(f"transaction {request.txn!r} is being published; ask again in a moment")
+    return alone(queue, txn_key(request.txn), _drop(queue, request))
+
+
+def _drop(queue: QueueState, request: AbortStage) -> Operation:
     (published, _), _ = yield queue.want_meta(), partial(_look_up, request.txn)
     if published:
         raise Conflict(f"transaction {request.txn!r} was published; its items are in the queue and cannot be dropped")

@@ -10,7 +10,7 @@ from millpond.errors import MillpondError, OutcomeUnknown, Unavailable
 from millpond.model import QueueDefinition, QueueSettings
 from millpond.queue.lane import NEVER, Lane
 from millpond.queue.rates import RateMeter
-from millpond.queue.requests import Arrive, Forget, Produce
+from millpond.queue.requests import Arrive, Forget, Produce, Request
 from millpond.queue.tokens import TokenReader
 from millpond.queue.waiters import Waiters
 
@@ -18,6 +18,7 @@ from millpond.queue.waiters import Waiters
 class Reader(Protocol):
     """An operation that waits for an item to be ready, `until` that instant."""
 
+    request: Request
     until: int
 
     def resume(self, value: None) -> None: ...
@@ -54,6 +55,7 @@ class QueueState:
         self.sleepers: list[tuple[int, int, Callable[[], None]]] = []  # operations that pace themselves: a heap
         self.readers: list[Reader] = []  # operations that wait for an item to be ready, and until when
         self.making: set[str] = set()  # claims and transactions that a request has in hand: not to be tidied up
+        self.taking: set[bytes] = set()  # the nonces of claims in the making
         self.unsettled = False  # some partition may have to follow a decision
         self.sweep_at = NEVER  # when something that was staged has lain long enough
         self.confirmed: dict[

@@ -96,7 +96,7 @@ def one_of(value: Any, name: str, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         near = get_close_matches(value[:STRING_MAX], choices, 1) if isinstance(value, str) else []
         hint = f"did you mean {str(near[0])!r}?" if near else f"use one of {', '.join(choices)}"
-        raise InvalidRequest(f"{name} is {_shown(value)}; {hint}")
+        raise InvalidRequest(f"{name} is {shown(value)}; {hint}")
     return str(value)
 
 
@@ -141,7 +141,7 @@ def _type(value: Any) -> str:
     return "nothing" if value is None else type(value).__name__
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A wrong value for a message; of anything that may be long or nested, only the type."""
     if isinstance(value, str):
         return f"{value[:60]!r}"
@@ -273,7 +273,7 @@ def _key(value: Any, name: str) -> str:
 def _matching(value: Any, name: str, pattern: re.Pattern[str]) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
         allowed = "letters, digits and '._:-'" if pattern is _ID else "printable ASCII"
-        raise InvalidRequest(f"{name} is {_shown(value)}; use 1 to 128 characters of {allowed}")
+        raise InvalidRequest(f"{name} is {shown(value)}; use 1 to 128 characters of {allowed}")
     return value
 
 
@@ -411,7 +411,7 @@ def cursor(value: Any) -> tuple[int, int]:
         return 0, 0
     match = re.fullmatch(r"(\d{1,5}):(\d{1,15})", value) if isinstance(value, str) else None
     if match is None:
-        raise InvalidRequest(f"after is {_shown(value)}, which is no cursor; use the `next` of the page before")
+        raise InvalidRequest(f"after is {shown(value)}, which is no cursor; use the `next` of the page before")
     return int(match[1]), int(match[2])
 
 
@@ -433,7 +433,7 @@ def rate(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
-        raise InvalidRequest(f"rate is {_shown(value)}; give items a second, above 0")
+        raise InvalidRequest(f"rate is {shown(value)}; give items a second, above 0")
     return float(value)
 
 
@@ -454,7 +454,7 @@ def backoff(value: Any) -> dict[str, float]:
             continue
         high = _BACKOFF_HIGH[name]
         if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= high:
-            raise InvalidRequest(f"backoff.{name} is {_shown(given)}; use a number from 0 to {high}")
+            raise InvalidRequest(f"backoff.{name} is {shown(given)}; use a number from 0 to {high}")
         checked[name] = float(given)
     return checked
 

@@ -27,7 +27,9 @@ _NAME = re.compile(r"[\x21-\x7e]+")
 def name(value: Any, field: str) -> str:
     checked = validate.string(value, field, NAME_MAX)
     if not _NAME.fullmatch(checked):
-        raise InvalidRequest(f"{field} is {checked!r}; use printable ASCII without spaces, at least one character")
+        raise InvalidRequest(
+            f"{field} is {validate.shown(checked)}; use one or more printable ASCII characters, no spaces"
+        )
     return checked
 
 
@@ -61,7 +63,7 @@ def after(value: Any) -> int:
     if value is None:
         return 0
     if not isinstance(value, str) or not re.fullmatch(r"[0-9]{1,15}", value):
-        raise InvalidRequest(f"after is {value!r}, which is no cursor; use the `next` of the page before")
+        raise InvalidRequest(f"after is {validate.shown(value)}, which is no cursor; use the `next` of the page before")
     return int(value)
 
 
