@@ -415,6 +415,8 @@ def test_letters_are_redriven_by_id_and_an_unknown_id_is_an_error(pair: SteppedP
     done = redrive_letters(pair, [ids[1], "unknown"]).value
     assert (done.moved, list(done.errors)) == (1, ["unknown"])
     assert payloads(pair.list()) == [b"1"]
+    again = redrive_letters(pair, [ids[1]]).value  # its letter is gone: as unknown as any
+    assert (again.matched, [error.code for error in again.errors.values()]) == (0, ["not_found"])
 
 
 def test_a_leased_letter_is_not_redriven(pair: SteppedPond) -> None:

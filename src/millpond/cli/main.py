@@ -20,6 +20,8 @@ NOUNS = {
     "serve": "run the server",
     "token": "create, list and revoke access tokens",
     "config": "check the configuration, and see where each value came from",
+    "history": "keep the history of all items, and ask it",
+    "dlq": "look at dead items, bring them back, undo that",
 }
 
 EXAMPLES = """\

@@ -214,6 +214,8 @@ def _redrive(queue: QueueState, request: Redrive) -> Operation:
         after = 0
         while True:
             (page, seen), job = yield lane, partial(_redrive_page, request, numbers, after)
+            gone = [item_id for number, item_id in numbers.items() if number not in seen]
+            done.errors |= {item_id: _info(no_item(item_id)) for item_id in gone}
             chosen = _matching(queue, lane, job, seen, request, done)
             done.matched += sum(len(group) for group in chosen.values())
             if chosen and not request.dry_run:
@@ -221,7 +223,7 @@ def _redrive(queue: QueueState, request: Redrive) -> Operation:
                 done.moved += moved
                 if request.rate:
                     yield start + round(1000 * done.moved / request.rate)
-            if numbers is not None or len(page) < _redrive_batch(request):
+            if numbers or len(page) < _redrive_batch(request):
                 break
             after = page[-1]
     return done
@@ -232,28 +234,28 @@ def _redrive_batch(request: Redrive) -> int:
     return SCAN_BATCH if not request.rate else max(1, min(SCAN_BATCH, round(request.rate)))
 
 
-def _redrive_candidates(queue: QueueState, request: Redrive, done: Redriven) -> Iterator[tuple[Lane, list[int] | None]]:
-    """Lanes, each with the numbers to look at; None is all."""
+def _redrive_candidates(queue: QueueState, request: Redrive, done: Redriven) -> Iterator[tuple[Lane, dict[int, str]]]:
+    """Lanes, each with the numbers to look at and the ids that they were given by; none given is all."""
     if request.ids is None:
         for lane in list(queue.lanes.values()):
-            yield lane, None
+            yield lane, {}
         return
-    by_lane: dict[int, list[int]] = defaultdict(list)
+    by_lane: dict[int, dict[int, str]] = defaultdict(dict)
     for item_id in request.ids:
         place = locate(queue, item_id)
         if place is None:
             done.errors[item_id] = _info(no_item(item_id))
         else:
-            by_lane[place[0].index].append(place[1])
+            by_lane[place[0].index][place[1]] = item_id
     for index, numbers in by_lane.items():
         yield queue.lanes[index], numbers
 
 
 def _redrive_page(
-    request: Redrive, numbers: list[int] | None, after: int, lane: Lane, now: int
+    request: Redrive, given: Iterable[int], after: int, lane: Lane, now: int
 ) -> tuple[list[int], dict[int, Seen]]:
-    if numbers is not None:
-        return numbers, look(lane, numbers)
+    if given:
+        return list(given), look(lane, given)
     states = _LETTERS if lane.partition.totals.get("letters") else (State.DEAD,)
     limit = _redrive_batch(request)
     numbers = sorted(n for state in states for n in lane.partition.numbers_in(state, after, limit))[:limit]

@@ -1,0 +1,121 @@
+"""Failure signatures, and consumers that are slow or do not finish what they take."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.testing import assertDataFrameEqual
+
+from millpond.spark.jobs import consumers, signatures
+from tests.spark.told import NOON, Told, frame
+
+HOUR = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        (["timeout after 30 s", "timeout after 1.5 s"], "timeout after <n> s"),
+        (["no route to 10.0.0.7:5432", "no route to 192.168.1.20:80"], "no route to <n>"),
+        (["KeyError: 'ann'", "KeyError: 'bob'"], "KeyError: <text>"),
+        (['bad "it\'s"\n\tin  row 7', 'bad "" in row 8'], "bad <text> in row <n>"),
+        (["cannot open /var/data/7/a-b.csv: gone", "cannot open /tmp/x: gone"], "cannot open <path>: gone"),
+        (["cannot open C:\\data\\x.csv", "cannot open C:\\y\\z"], "cannot open C:<path>"),
+        (["GET https://a.example/v1/9?x=1 gave 503", "GET https://b/ gave 502"], "GET https://<url> gave <n>"),
+        (["item 018f3c2e-0b3a-7abc-8def-00000000002a", "item ab3a018f-bbbb-4abc-8def-aa000000002a"], "item <n>"),
+        (["at 0xdeadBEEF", "at 0x1"], "at <n>"),
+        (["sum 9f86d081884c7d65 differs", "sum aaaaaaa1aaaaaaaa differs"], "sum <n> differs"),
+        (["order 1234567 is gone", "order 1234567890 is gone"], "order <n> is gone"),
+        (["since 2031-05-07T12:00:01.5Z", "since 2031-05-07 12:00:01,123+02:00"], "since <time>"),
+        (["from b'x' in S3, EC2, node7"], "from b<text> in S<n>, EC<n>, node<n>"),
+        (["deadbeef, decade and a1 are words"], "deadbeef, decade and a<n> are words"),
+        (["don't stop, won't stop"], "don't stop, won't stop"),
+        (["a/b and 5/7"], "a/b and <n>/<n>"),
+        (["\x1b[31mred\x07"], "[<n>mred"),
+        (["  out of memory "], "out of memory"),
+        (["x" * 5_000], "x" * signatures.SIGNATURE_MAX),
+    ],
+)
+def test_errors_that_differ_in_details_are_one_signature(spark: SparkSession, errors: list[str], expected: str) -> None:
+    frame = spark.createDataFrame([(error,) for error in errors], "error string")
+    assert [row[0] for row in frame.select(signatures.signature(F.col("error"))).collect()] == [expected] * len(errors)
+
+
+def test_a_signature_tells_how_often_where_when_and_an_example(spark: SparkSession) -> None:
+    mail = Told().at(0).produce(1, 2, 3).lease(1, 2, 3)
+    mail.at(10).fail(1, error="timeout after 1 s").at(20).fail(2, error="timeout after 2 s").at(30).lose_lease(3)
+    bills = (
+        Told(queue="bills", incarnation="second").at(0).produce(9).lease(9).at(5_000).die(9, error="timeout after 3 s")
+    )
+    found = signatures.signatures(frame(spark, mail, bills), HOUR)
+    first, last = NOON + timedelta(seconds=10), NOON + timedelta(seconds=5_000)
+    lost = NOON + timedelta(seconds=30)
+    examples = ["timeout after 1 s", "timeout after 3 s"]
+    whys = ["failure", "max_attempts"]
+    expected = [
+        ("timeout after <n> s", 3, 1, ["bills", "mail"], whys, first, last, examples, ["i1", "i9"]),
+        ("(lease_expired)", 1, 0, ["mail"], ["lease_expired"], lost, lost, ["(lease_expired)"], ["i3"]),
+    ]
+    assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema), checkRowOrder=True)
+
+
+def test_what_did_not_fail_has_no_signature(spark: SparkSession) -> None:
+    told = Told().at(0).produce(1, 2).lease(1, 2).complete(1).at(5).remove(2)
+    assert signatures.signatures(frame(spark, told), HOUR).count() == 0
+
+
+@pytest.mark.parametrize("text", ["'" * 1_000, "/a" * 500, "a" * 1_000 + "://", "0-" * 500, "9" * 1_000])
+def test_no_error_takes_long_to_normalise(spark: SparkSession, text: str) -> None:
+    frame = spark.createDataFrame([(text,)] * 200, "error string")
+    assert len(frame.select(signatures.signature(F.col("error"))).collect()) == 200
+
+
+def test_a_signature_is_its_own_signature(spark: SparkSession) -> None:
+    texts = [*(placeholder for _, placeholder in signatures.RULES), "HTTP <n> from https://<url>: <path>, <time>"]
+    frame = spark.createDataFrame([(text,) for text in texts], "error string")
+    found = frame.select("error", signatures.signature(F.col("error")).alias("signature")).collect()
+    assert [row.signature for row in found] == [row.error.strip() for row in found]
+
+
+def worked(told: Told, who: str, numbers: range, run: float, fails: int = 0, loses: int = 0) -> None:
+    """Each item is leased, then done after `run` seconds; the first ones fail, or are lost."""
+    for place, number in enumerate(numbers):
+        start = number * 100
+        told.at(start).produce(number).lease(number, who=who)
+        if place < fails:
+            told.at(start + run).fail(number, error="no", who=who)
+        elif place < fails + loses:
+            told.at(start + 30).lose_lease(number)
+        else:
+            told.at(start + run).complete(number, who=who)
+
+
+def test_slow_and_flapping_consumers_are_found(spark: SparkSession) -> None:
+    told = Told()
+    worked(told, "good", range(40), 0.1, fails=1)
+    worked(told, "better", range(40, 80), 0.1)
+    worked(told, "slow", range(80, 100), 0.4)
+    worked(told, "flaps", range(100, 120), 0.1, fails=3, loses=5)
+    worked(told, "new", range(120, 125), 0.9, fails=5)
+    found = consumers.consumers(frame(spark, told), HOUR).select(
+        *("who", "attempts", "completed", "failed", "lease_expired", "bad_share", "others_bad_share"),
+        *("run_p50_ms", "slow", "flapping"),
+    )
+    expected = [
+        ("flaps", 20, 12, 3, 5, 0.4, 0.0571, 100.0, False, True),
+        ("slow", 20, 20, 0, 0, 0.0, 0.1333, 402.0, True, False),
+        ("new", 5, 0, 5, 0, 1.0, 0.075, 900.0, False, False),
+        ("good", 40, 39, 1, 0, 0.025, 0.1529, 100.0, False, False),
+        ("better", 40, 40, 0, 0, 0.0, 0.1647, 100.0, False, False),
+    ]
+    assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema), checkRowOrder=True)
+
+
+def test_where_all_fail_alike_nobody_flaps(spark: SparkSession) -> None:
+    told = Told()
+    for place, who in enumerate(("ann", "bob")):
+        worked(told, who, range(place * 20, place * 20 + 20), 0.1, fails=10)
+    assert [row.flapping for row in consumers.consumers(frame(spark, told), HOUR).collect()] == [False, False]
