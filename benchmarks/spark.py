@@ -115,10 +115,17 @@ def tree_below(root: int) -> Tree:
 
 
 def spent_below(root: int, before: Tree, after: Tree) -> float:
-    """By all but the root. One that ended is in its parent's books, unless that ended first: then it is not known."""
-    told = [pid for pid, process in before.items() if pid in after or process.parent in after]
-    now = sum(process.own + process.ended for process in after.values()) - after[root].own
-    return now - sum(before[pid].own + before[pid].ended for pid in told) + before[root].own
+    """By all but the root. What one spent that has ended is in its parent's books, or nobody knows it."""
+
+    def is_told(pid: int, process: Process) -> bool:
+        booked = process.own + process.ended
+        parent = process.parent
+        return pid in after or (parent in after and after[parent].ended - before[parent].ended >= booked)
+
+    told = [process for pid, process in before.items() if is_told(pid, process)]
+    spent = sum(process.own + process.ended for process in after.values())
+    spent -= sum(process.own + process.ended for process in told)
+    return spent - (after[root].own - before[root].own)
 
 
 class Clocks:

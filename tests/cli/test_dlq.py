@@ -13,6 +13,8 @@ from millpond.model import DeadReason
 from tests.cli.dead import Place, counts, items, kill, python, run, settled
 from tests.server.process import serve
 
+pytestmark = pytest.mark.slow  # each starts processes of its own
+
 ERRORS = ("timeout after 3 s", "timeout after 5 s", "bad amount '7'", None)
 
 

@@ -18,6 +18,8 @@ from millpond.model import Retry
 from tests.cli.dead import clean, run
 from tests.server.process import serve, until
 
+pytestmark = pytest.mark.slow  # each starts processes of its own
+
 
 def work(pond: Pond) -> str:
     """Three items are produced and leased; one fails, whose id it is, and two are done."""

@@ -16,6 +16,7 @@ from millpond.spark.jobs.incremental import Sums
 from millpond.spark.jobs.plans import Turns, joined, plan_after, without
 from tests.spark.told import Told, write_file
 
+pytestmark = pytest.mark.timeout(300)  # dozens of Spark's jobs in a test: a minute on a machine that is busy
 WINDOW = 60_000
 ANSWERS: dict[str, Callable[[Sums], DataFrame]] = {
     "metrics": lambda sums: metrics.result(sums.counts, sums.durations, WINDOW),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -168,8 +169,14 @@ def _show_outcome(asked: Arguments, name: str | None, outcome: Outcome, errors: 
         say(f"nothing that is dead in {asked.queue} is meant by that")
     _say_errors(errors, failed)
     if name is not None and not asked.json:
-        say(f"undo it with `millpond dlq undo {name}`")
+        say(f"undo it with `millpond dlq undo {name}{_flags(asked)}`")
     return _code(outcome.moved, failed, errors)
+
+
+def _flags(asked: Arguments) -> str:
+    """The flags that say where, as they were given."""
+    given = (("--server", asked.server), ("--config", asked.config), ("--data", asked.data))
+    return "".join(f" {flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
 
 
 def _say_errors(errors: Mapping[str, ErrorInfo], failed: int) -> None:

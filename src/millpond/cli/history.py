@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from millpond.history.lookup import ItemEvent
 
 ERROR_SHOWN_MAX = 60  # characters
+RETAIN_DAYS_MAX = 36_500  # a hundred years: anything longer is a unit mistake
 
 SYNC = """\
   millpond history sync                            what is new, into DATA/history
@@ -59,9 +60,15 @@ def _add_sync(verbs: Subparsers) -> None:
     _add_queues(verb)
     verb.add_argument("--follow", action="store_true", help="go on until SIGTERM or Ctrl-C")
     verb.add_argument("--interval", metavar="TIME", default="5s", help="with --follow: how often (5s)")
-    verb.add_argument("--retain", metavar="DAYS", type=int, help="with --follow: drop what is older; never without")
+    verb.add_argument("--retain", metavar="DAYS", type=_days, help="drop the dates before; never without")
     add_json(verb)
     verb.set_defaults(run=sync)
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= RETAIN_DAYS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days; give 1 to {RETAIN_DAYS_MAX}")
+    return int(text)
 
 
 def _add_report(verbs: Subparsers) -> None:

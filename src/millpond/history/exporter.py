@@ -99,6 +99,7 @@ async def sync(
         total = await exporter.run_once(time.monotonic())
         if on_pass is not None:
             on_pass(total)
+        await _in_thread(_keep_up, lake, retain_days)
         if follow:
             await _follow(exporter, lake, total, interval, retain_days, stop or asyncio.Event(), on_pass)
     total.seconds = time.monotonic() - started

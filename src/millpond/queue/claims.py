@@ -92,8 +92,18 @@ def _fenced(decisions: Decisions, claim_id: str, epoch: int | None) -> MillpondE
     known = decisions.consumers.get(numbered[0]) if numbered is not None else None
     if epoch is None:
         return None
-    if numbered is None or known is None:
-        return InvalidRequest(f"claim {claim_id!r} is no consumer's, so it has no epoch; leave the epoch out")
+    if numbered is None:
+        return InvalidRequest(
+            f"claim {claim_id!r} is no consumer's, so it has no epoch; leave the epoch out, or name it consumer:number"
+        )
+    if known is None:
+        return InvalidRequest(f"consumer {numbered[0]!r} is not known here; open it, and use the epoch that it gets")
+    if epoch > known.epoch:
+        return Fenced(
+            f"consumer {numbered[0]!r} has come to epoch {known.epoch}, not {epoch}, so that one is of another queue or of"
+            " data that are gone; open it again",
+            epoch=known.epoch,
+        )
     if epoch != known.epoch:
         return Fenced(
             f"consumer {numbered[0]!r} was opened again (epoch {known.epoch}, not {epoch}): another run reads it now;"

@@ -391,6 +391,8 @@ def states(value: Any) -> list[State]:
     """What can be cleared: what is claimed cannot."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise InvalidRequest("states is a list of states; give at least one")
+    if str(State.CLAIMED) in list(value):
+        raise InvalidRequest("what is claimed is not cleared; release its claim first")
     choices = [state for state in State if state != State.CLAIMED]
     return list(dict.fromkeys(State(one_of(state, "states", choices)) for state in value))
 

@@ -118,13 +118,15 @@ def decode_items(body: bytes) -> list[Payload]:
 
 def _check_frames(body: bytes) -> None:
     """By their heads alone: one schema, then batches, none of them compressed."""
-    wanted = "schema"
-    for frame in library().ipc.MessageReader.open_stream(body):
+    wanted, source = "schema", library().BufferReader(body)
+    for frame in library().ipc.MessageReader.open_stream(source):
         if frame.type != wanted:
             raise InvalidRequest(f"the stream has a {frame.type} where a {wanted} belongs; send plain record batches")
         if wanted == "record batch" and _is_compressed(frame.metadata.to_pybytes()):
             raise InvalidRequest("the stream is compressed; send it as it is")
         wanted = "record batch"
+    if source.tell() != len(body):
+        raise InvalidRequest("there is more after the end of the stream; send one stream a request")
 
 
 def _is_compressed(metadata: bytes) -> bool:
