@@ -100,8 +100,8 @@ def _fenced(decisions: Decisions, claim_id: str, epoch: int | None) -> MillpondE
         return InvalidRequest(f"consumer {numbered[0]!r} is not known here; open it, and use the epoch that it gets")
     if epoch > known.epoch:
         return Fenced(
-            f"consumer {numbered[0]!r} has come to epoch {known.epoch}, not {epoch}, which is of another queue, or of data"
-            " that are gone; open it again",
+            f"consumer {numbered[0]!r} has come to epoch {known.epoch}, not {epoch}, which is of another queue, or of"
+            " data that are gone; open it again",
             epoch=known.epoch,
         )
     if epoch != known.epoch:
