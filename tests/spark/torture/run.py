@@ -10,6 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,9 +54,10 @@ def main() -> int:
         try:
             items += run(plan, done)
             worlds += 1
-        except Broken as broken:
+        except Exception as error:
             say(table(done))
-            say(f"{broken}\nworld {plan.number} of seed {asked.seed} went wrong; replay it with:")
+            say(str(error) if isinstance(error, Broken) else traceback.format_exc())
+            say(f"world {plan.number} of seed {asked.seed} went wrong; replay it with:")
             say(f"python -m tests.spark.torture.run --seed {asked.seed} --world {plan.number}")
             return 1
     say(table(done))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -110,12 +111,10 @@ class World:
         if kill.point.given != Given.IDLE:
             self._wave(last=kill.point.given == Given.LAST)
         self._trap.go_on()
-        if kill.point is ANY_INSTANT:
-            self._until(lambda: self._trap.is_up, "the driver to be heard of", ASK_S)
-            self._trap.wait(self._random.uniform(0, INSTANT_S))
+        instant = self._instant() if kill.point is ANY_INSTANT else math.inf
 
         def went_off() -> bool:
-            if kill.point is ANY_INSTANT or (log is not None and log.has_grown()):
+            if time.monotonic() >= instant or (log is not None and log.has_grown()):
                 self._trap.spring()
             return self._trap.went_off
 
@@ -124,6 +123,10 @@ class World:
         self._trap.go_on()
         if kill.point.given == Given.LAST:
             self._drain()  # without more items to bring it about
+
+    def _instant(self) -> float:
+        self._until(lambda: self._trap.is_up, "the driver to be heard of", ASK_S)
+        return time.monotonic() + self._random.uniform(0, INSTANT_S)
 
     def _recover(self, kill: Kill) -> None:
         if kill.victim == Victim.SERVER and self._server.has_ended:
