@@ -97,7 +97,7 @@ def findings(spark: SparkSession, lake: str | Path, asked: Asked) -> Iterator[Fi
         kept = [part.persist() for part in (sums.counts, sums.durations, sums.signatures, sums.consumers)]
         for part in kept:
             held.callback(part.unpersist)
-        known = _items(spark, lake, asked, span, at, sums)
+        known = _items(spark, lake, asked, at, sums)
         yield Findings(
             span=span,
             at=at,
@@ -152,7 +152,7 @@ def _sums(spark: SparkSession, lake: str | Path, asked: Asked, span: Span) -> Su
     return Sums(*(part.where(F.col("queue").isin(*asked.queues)) for part in sums))
 
 
-def _items(spark: SparkSession, lake: str | Path, asked: Asked, span: Span, at: datetime, sums: Sums) -> DataFrame:
+def _items(spark: SparkSession, lake: str | Path, asked: Asked, at: datetime, sums: Sums) -> DataFrame:
     """The sums hold the items as they are; for any earlier instant the events are read."""
     if asked.at is None and asked.until is None:
         return items.result(sums.items)
