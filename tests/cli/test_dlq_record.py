@@ -21,6 +21,8 @@ from millpond.triage.redriving import Redrive
 from millpond.triage.undoing import Undo
 from tests.cli.dead import Place, counts, items, kill, python, settled
 
+pytestmark = pytest.mark.slow  # some start processes of their own
+
 EVERYTHING = RedriveFilter()
 AT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 DOOMED = """\

@@ -100,9 +100,8 @@ def after(name: str, pond: SteppedPond) -> None:
         assert pond.counts() == {"ready": ITEMS}
 
 
-@pytest.mark.parametrize(
-    "backwards", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["forwards", "backwards"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("name", STORIES)
 def test_a_crash_at_any_point_leaves_all_or_nothing(make_pond: MakePond, name: str, backwards: bool) -> None:
     """It is settled by the load alone, before anybody asks for anything."""
