@@ -430,6 +430,7 @@ class ClaimRun(msgspec.Struct, kw_only=True):
     max_attempts: int
     payloads: list[bytes]
     known: dict[int, Item]
+    state: State = State.CLAIMED
 
     def items(self) -> Iterator[Item]:
         for number, payload in enumerate(self.payloads, self.first):
@@ -438,7 +439,7 @@ class ClaimRun(msgspec.Struct, kw_only=True):
     def _plain(self, number: int, payload: bytes) -> Item:
         return Item(
             id=self.mint.id(number),
-            state=State.CLAIMED,
+            state=self.state,
             partition=self.partition,
             payload=payload,
             correlation_id=self.mint.correlation_id(number, self.created),

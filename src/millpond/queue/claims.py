@@ -6,7 +6,7 @@ The items are taken in each partition first; then one decision seals them as the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -323,7 +323,7 @@ def _read_claim(queue: QueueState, request: ReadClaim) -> Operation:
         (pieces, marks), job = yield lane, partial(_want, claim.nonce, start + at, end - at, chunks)
         if not pieces:
             raise _no_claim(claim.claim_id)
-        read = [_run(queue, lane, job, piece, marks) for piece in pieces]
+        read = [run_of_piece(queue, lane, job, piece, marks) for piece in pieces]
         runs += read
         at += sum(len(run.payloads) for run in read)
         size += sum(sum(map(len, run.payloads)) for run in read)
@@ -350,11 +350,16 @@ def _no_claim(claim_id: str) -> NotFound:
 
 def _want(nonce: bytes, start: int, count: int, chunks: int, lane: Lane, now: int) -> tuple[list[Piece], Marks]:
     """The next of a claim's items, of at most so many chunks; nothing if the claim has gone."""
+    hold = lane.partition.claims.get(nonce)
+    return want_runs(slice_runs(hold.runs, start, start + count) if hold is not None else (), chunks, lane)
+
+
+def want_runs(runs: Iterable[int], chunks: int, lane: Lane) -> tuple[list[Piece], Marks]:
+    """Of at most so many chunks; their records will be there when the turn is done."""
     partition = lane.partition
-    hold = partition.claims.get(nonce)
     pieces: list[Piece] = []
     marks: Marks = {}
-    for run in slice_runs(hold.runs, start, start + count) if hold is not None else ():
+    for run in runs:
         span = run_span(run)
         for chunk, low, high, created in islice(partition.chunks.pieces(span.start, len(span)), chunks - len(pieces)):
             pieces.append((chunk, low, high, created, partition.chunks.deadline_of(low)))
@@ -376,7 +381,9 @@ def _marks(lane: Lane, first: int, count: int) -> Marks:
     return marks
 
 
-def _run(queue: QueueState, lane: Lane, job: TurnJob, piece: Piece, marks: Marks) -> ClaimRun:
+def run_of_piece(
+    queue: QueueState, lane: Lane, job: TurnJob, piece: Piece, marks: Marks, state: State = State.CLAIMED
+) -> ClaimRun:
     chunk, low, high, created, deadline = piece
     records = job.records[chunk][low - chunk : high - chunk]
     run = ClaimRun(
@@ -388,6 +395,7 @@ def _run(queue: QueueState, lane: Lane, job: TurnJob, piece: Piece, marks: Marks
         max_attempts=queue.settings.max_attempts,
         payloads=records,  # type: ignore[arg-type]
         known={},
+        state=state,
     )
     if not marks and set(map(type, records)) == {bytes}:
         return run
@@ -405,7 +413,7 @@ def _item(run: ClaimRun, job: TurnJob, number: int, record: Record, mark: Mark) 
     source = record.source
     return Item(
         id=record.id or run.mint.id(number),
-        state=State.CLAIMED,
+        state=run.state,
         partition=run.partition,
         payload=record.payload,
         correlation_id=record.correlation_id or run.mint.correlation_id(number, run.created),

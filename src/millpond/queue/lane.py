@@ -462,11 +462,21 @@ def meta_lane(definition: QueueDefinition, store: Store, budget: Budget) -> Lane
 def _pieces(records: list[bytes | Record], size: int) -> list[list[bytes | Record]]:
     if len(records) <= CHUNK_ITEMS_MAX and size <= CHUNK_BYTES_MAX:
         return [records]
+    slices = [records[start : start + CHUNK_ITEMS_MAX] for start in range(0, len(records), CHUNK_ITEMS_MAX)]
+    return [piece for some in slices for piece in _cut(some)]
+
+
+def _cut(records: list[bytes | Record]) -> list[list[bytes | Record]]:
+    try:
+        if sum(map(len, records)) <= CHUNK_BYTES_MAX:  # type: ignore[arg-type]
+            return [records]
+    except TypeError:  # not all are bare payloads
+        pass
     pieces: list[list[bytes | Record]] = [[]]
     room = CHUNK_BYTES_MAX
     for record in records:
         length = len(record.payload if isinstance(record, Record) else record)
-        if pieces[-1] and (len(pieces[-1]) >= CHUNK_ITEMS_MAX or length > room):
+        if pieces[-1] and length > room:
             pieces.append([])
             room = CHUNK_BYTES_MAX
         pieces[-1].append(record)

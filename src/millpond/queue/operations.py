@@ -11,6 +11,10 @@ from typing import Any
 from millpond.errors import Conflict, MillpondError, NotFound
 from millpond.history.format import Event, run_span, runs_of
 from millpond.model import (
+    CLAIM_PAGE_BYTES,
+    LIST_LIMIT_MAX,
+    ClaimRows,
+    ClaimRun,
     ErrorInfo,
     Item,
     ItemPage,
@@ -23,7 +27,7 @@ from millpond.model import (
     Result,
     State,
 )
-from millpond.queue.claims import CLAIM_OPERATIONS
+from millpond.queue.claims import CLAIM_OPERATIONS, Marks, Piece, run_of_piece, want_runs
 from millpond.queue.drive import Drive, Operation
 from millpond.queue.lane import Lane, TurnJob
 from millpond.queue.lifecycle import bury, kept_until
@@ -34,6 +38,8 @@ from millpond.queue.stages import STAGE_OPERATIONS
 from millpond.queue.state import QueueState
 
 SCAN_BATCH = 500  # items looked at in one turn, so that a scan does not hold up the others
+READY_SCAN_BATCH = 5_000  # the same time, by runs
+READY_SCAN_CHUNKS = 80  # read for it: one of each 100 items, as small producers make them
 
 EndIn = Callable[[list[int], Lane, int], dict[int, Seen]]
 Told = Callable[[Lane, TurnJob, str, Seen | None], Result]
@@ -62,7 +68,10 @@ def _get(queue: QueueState, request: GetItem) -> Operation:
 
 def _list(queue: QueueState, request: ListItems) -> Operation:
     """By partition and number, so that a cursor stays good while items come and go."""
+    if request.state == State.READY and request.kind is None:
+        return (yield from _list_ready(queue, request))
     items: list[Item] = []
+    limit = min(request.limit, LIST_LIMIT_MAX)
     partition, after = request.after
     for lane in _lanes_from(queue, partition, request.partition):
         if lane.index != partition:
@@ -76,11 +85,40 @@ def _list(queue: QueueState, request: ListItems) -> Operation:
                 item = show(queue, lane, job, seen[number])
                 if request.kind is None or item.kind == request.kind:
                     items.append(item)
-                if len(items) >= request.limit:
+                if len(items) >= limit:
                     return ItemPage(items, f"{lane.index}:{after}")
             if len(page) < SCAN_BATCH:
                 break
     return ItemPage(items)
+
+
+def _list_ready(queue: QueueState, request: ListItems) -> Operation:
+    """Most of those that wait are plain, and many: they are shown by runs of neighbours."""
+    runs: list[ClaimRun] = []
+    count = size = 0
+    partition, after = request.after
+    for lane in _lanes_from(queue, partition, request.partition):
+        if lane.index != partition:
+            after = 0
+        while True:
+            (pieces, marks), job = yield lane, partial(_ready_page, request, after, request.limit - count)
+            if not pieces:
+                break
+            read = [run_of_piece(queue, lane, job, piece, marks, State.READY) for piece in pieces]
+            runs += read
+            after = pieces[-1][2] - 1
+            count += sum([len(run.payloads) for run in read])
+            size += sum([sum(map(len, run.payloads)) for run in read])
+            if count >= request.limit or (count >= LIST_LIMIT_MAX and size >= CLAIM_PAGE_BYTES):
+                return ItemPage(ClaimRows(runs), f"{lane.index}:{after}")
+    return ItemPage(ClaimRows(runs))
+
+
+def _ready_page(request: ListItems, after: int, limit: int, lane: Lane, now: int) -> tuple[list[Piece], Marks]:
+    numbers = lane.partition.numbers_in(State.READY, after, min(limit, READY_SCAN_BATCH))
+    if request.until is not None and numbers and numbers[-1] > request.until:
+        numbers = [number for number in numbers if number <= request.until]
+    return want_runs(runs_of(numbers), READY_SCAN_CHUNKS, lane)
 
 
 def _page(request: ListItems, after: int, lane: Lane, now: int) -> tuple[list[int], dict[int, Seen]]:

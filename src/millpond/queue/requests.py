@@ -282,6 +282,7 @@ class StageItems(Request, eq=False):
     chunk: str
     records: list[bytes | Record]
     size: int
+    named: bool = True  # whether any has an id or a key of its own
 
 
 class PublishStage(Request, eq=False):

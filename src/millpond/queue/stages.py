@@ -38,6 +38,8 @@ def _stage(queue: QueueState, request: StageItems) -> Operation:
 
 
 def _check_ids(queue: QueueState, request: StageItems) -> None:
+    if not request.named:
+        return
     for record in request.records:
         own = record.id if isinstance(record, Record) else None
         if own is not None and read_id(queue.incarnation, own) is not None:

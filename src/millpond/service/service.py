@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from millpond.clock import Clock
 from millpond.errors import InvalidRequest, LeaseLost, MillpondError
 from millpond.model import (
+    CLAIM_PAGE_MAX,
     CLEAR_STATES,
     STAGE_ITEMS_MAX,
     Batch,
@@ -276,7 +277,7 @@ class Service:
             None if partition is None else validate.integer(partition, "partition", 0, 1 << 16),
             None if kind is None else validate.string(kind, "kind"),
             validate.cursor(after),
-            validate.list_limit(limit),
+            validate.list_limit(limit, CLAIM_PAGE_MAX),
             None if until is None else validate.integer(until, "until", 0, 1 << 62),
         )
         page: ItemPage = await self._ask(queue, request)
@@ -351,8 +352,8 @@ class Service:
 
     async def stage(self, queue: str, txn: str, chunk: str, items: Items) -> Staged:
         named = validate_claims.name(txn, "txn"), validate_claims.name(chunk, "chunk")
-        records, size, _ = validate.new_items(items, self._clock.now, STAGE_ITEMS_MAX, repeats=True)
-        staged: Staged = await self._ask(queue, StageItems(*named, records, size))
+        records, size, own = validate.new_items(items, self._clock.now, STAGE_ITEMS_MAX, repeats=True)
+        staged: Staged = await self._ask(queue, StageItems(*named, records, size, own))
         return staged
 
     async def publish_stage(self, queue: str, txn: str, chunks: Sequence[str]) -> Published:

@@ -180,6 +180,8 @@ def new_items(
         total = sum(map(len, records))  # type: ignore[arg-type]
         if total <= PAYLOAD_BYTES_MAX:  # so is each of them
             return records, total, False
+        if total <= PRODUCE_BYTES_MAX and max(map(len, records)) <= PAYLOAD_BYTES_MAX:  # type: ignore[arg-type]
+            return records, total, False
         sizes, named = list(map(len, records)), False  # type: ignore[arg-type]
     else:
         now = clock()
@@ -401,10 +403,10 @@ def state(value: Any) -> State | None:
     return None if value is None else State(one_of(value, "state", list(State)))
 
 
-def list_limit(value: Any) -> int:
+def list_limit(value: Any, limit_max: int = LIST_LIMIT_MAX) -> int:
     """More than a page can hold is asked for by those who want all they can get."""
     if isinstance(value, int) and value > LIST_LIMIT_MAX:
-        return LIST_LIMIT_MAX
+        return min(value, limit_max)
     return integer(value, "limit", 1, LIST_LIMIT_MAX)
 
 

@@ -24,7 +24,7 @@ from millpond.spark.rejects import Rejects
 from millpond.spark.rows import check_columns, prepared
 from millpond.spark.transport import NoAnswer, Refused, Transport
 
-CHUNK_ROWS = 5_000  # half of what the server takes: a chunk is one row of its store
+CHUNK_ROWS = 10_000  # as many as the server takes, and as Spark hands over at a time
 CHUNK_BYTES = 4 << 20  # a quarter of the default bound on a request
 ABORT_RETRY_S = 5.0  # the write has failed: its error should not wait for long
 SAMPLES_MAX = 5  # rejected rows that a report shows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from millpond.errors import NotBuilt
-from millpond.model import ClaimRows, ClaimRun, Item, State, to_ms
+from millpond.model import CLAIM_PAGE_MAX, ClaimRows, ClaimRun, Item, to_ms
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
+WIDTHS_KEPT = 64  # as wide as ids and correlation ids get
 NEXT_HEADER = "X-Millpond-Next"  # a stream of items has no place for the cursor
 
 
@@ -124,7 +125,6 @@ def _array(values: Sequence[Any], field: Field) -> Any:
 # ---- runs of neighbours, most of which are plain ------------------------------------------------------------
 
 _PLAIN: dict[str, Any] = {
-    "state": State.CLAIMED,
     **dict.fromkeys(("kind", "encoding", "reference"), ""),
     **dict.fromkeys(("priority", "attempts", "deliveries", "state_version"), 0),
 }  # what a plain item has in the columns that do not follow from its run; nothing, in those that are not named
@@ -137,7 +137,7 @@ class _Texts:
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._ends = array("i", [0])
+        self._spans: list[tuple[int, int]] = []  # how wide, how many
 
     def add_hex(self, prefix: str, first: int, count: int) -> None:
         """The prefix, and the number in 12 digits."""
@@ -161,14 +161,30 @@ class _Texts:
 
     def _add(self, prefix: str, digits: Sequence[str]) -> None:
         """Names are ASCII, and these are of one length."""
-        width, at = len(prefix) + len(digits[0]), self._ends[-1]
         self._parts += (prefix, prefix.join(digits))
-        self._ends.extend(range(at + width, at + width * len(digits) + 1, width))
+        self._spans.append((len(prefix) + len(digits[0]), len(digits)))
 
     def made(self) -> Any:
         pa = library()
-        buffers = [None, pa.py_buffer(self._ends), pa.py_buffer("".join(self._parts).encode("ascii"))]
-        return pa.Array.from_buffers(pa.string(), len(self._ends) - 1, buffers)
+        count = sum([count for _, count in self._spans])
+        buffers = [None, pa.py_buffer(self._ends(count)), pa.py_buffer("".join(self._parts).encode("ascii"))]
+        return pa.Array.from_buffers(pa.string(), count, buffers)
+
+    def _ends(self, total: int) -> Any:
+        widths = {width for width, _ in self._spans}
+        if len(widths) == 1 and total <= CLAIM_PAGE_MAX:
+            return _even_ends(widths.pop())
+        ends, at = array("i", [0]), 0
+        for width, count in self._spans:
+            ends.extend(range(at + width, at + width * count + 1, width))
+            at += width * count
+        return ends
+
+
+@lru_cache(WIDTHS_KEPT)
+def _even_ends(width: int) -> Any:
+    """Where texts of one width end, for as many as a page can have. Never changed."""
+    return array("i", range(0, width * CLAIM_PAGE_MAX + 1, width))
 
 
 def _columns_of_runs(runs: Sequence[ClaimRun]) -> list[Any]:
@@ -182,18 +198,35 @@ def _columns_of_runs(runs: Sequence[ClaimRun]) -> list[Any]:
         "id": ids.made(),
         "correlation_id": correlations.made(),
         "payload": list(chain.from_iterable([run.payloads for run in runs])),
-        "created_at": _repeated([run.created * 1_000 for run in runs], counts),
-        "expire_deadline": _repeated([run.deadline * 1_000 for run in runs], counts),
-        "max_attempts": _repeated([run.max_attempts for run in runs], counts),
-        "partition": _repeated([run.partition for run in runs], counts),
+        "created_at": _Repeated([run.created * 1_000 for run in runs], counts),
+        "expire_deadline": _Repeated([run.deadline * 1_000 for run in runs], counts),
+        "max_attempts": _Repeated([run.max_attempts for run in runs], counts),
+        "state": _Repeated([run.state for run in runs], counts),
+        "partition": _Repeated([run.partition for run in runs], counts),
     }
     rows, items = _not_plain(runs)
     total = sum(counts)
     return [_column(plain.get(field.name), total, field, rows, items) for field in ITEM_FIELDS]
 
 
-def _repeated(values: Sequence[int], counts: Sequence[int]) -> list[int]:
-    return list(chain.from_iterable(map(repeat, values, counts)))
+class _Repeated(NamedTuple):
+    """A column of numbers, each of which many neighbours share."""
+
+    values: Sequence[Any]
+    counts: Sequence[int]
+
+    def to_pylist(self) -> list[Any]:
+        return list(chain.from_iterable(map(repeat, self.values, self.counts)))
+
+    def made(self, field: Field) -> Any:
+        pa = library()
+        if len(set(self.values)) == 1:
+            return pa.repeat(pa.scalar(self.values[0], _types()[field.type]), sum(self.counts))
+        code = "i" if field.type == "int32" else "q"
+        numbers = array(code)
+        for value, count in zip(self.values, self.counts, strict=True):
+            numbers += array(code, (value,)) * count
+        return pa.Array.from_buffers(_types()[field.type], len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _not_plain(runs: Sequence[ClaimRun]) -> tuple[list[int], list[Item]]:
@@ -222,4 +255,6 @@ def _column(plain: Any, count: int, field: Field, rows: Sequence[int], items: Se
         plain = plain if isinstance(plain, list) else plain.to_pylist()
         for row, other in zip(rows, others, strict=True):
             plain[row] = other
+    if isinstance(plain, _Repeated):
+        return plain.made(field)
     return _array(plain, field) if isinstance(plain, list) else plain

@@ -54,14 +54,18 @@ class StagedRows(Struct):
     txn: str
     chunk: str
     items: Sequence[Payload]
+    plain: bool = False
 
     @property
     def kinds(self) -> frozenset[str]:
+        if self.plain:
+            return frozenset()
         return frozenset(item.kind for item in self.items if isinstance(item, NewItem) and item.kind)
 
 
 def read_stage(query: bytes, body: bytes) -> StagedRows:
-    return StagedRows(**parameters(query), items=decode_items(body))
+    items = decode_items(body)
+    return StagedRows(**parameters(query), items=items, plain=set(map(type, items)) == {bytes})
 
 
 # ---- the query string -------------------------------------------------------------------------------------
