@@ -251,7 +251,7 @@ def make_lake(path: Path, events: int = EVENTS) -> int:
 JOBS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "counts by minute": lambda events: counts.counts(events, MINUTE_MS),
     "percentiles by minute": lambda events: durations.percentiles(events, MINUTE_MS),
-    "failure signatures": lambda events: signatures.signatures(events, MINUTE_MS),
+    "failure signatures": signatures.signatures,
     "item timelines": timelines.timelines,
 }
 

@@ -133,7 +133,6 @@ def test_the_lakes_counts_are_the_engines_own(lake: Lake, data: Path, clock: Man
             await sync(pond, lake.path)
             for queue in ("q", "letters"):
                 mine, own = totals(lake, queue), (await pond.stats(queue)).totals
-                own.pop("letters", None)
                 assert {name: count for name, count in mine.items() if count} == own
             assert lake_rows(lake) == await told_by(pond, "q", "letters")
 
@@ -266,6 +265,38 @@ def test_a_queue_that_was_made_anew_is_another_one(lake: Lake, data: Path, clock
             assert len(rows) == len(before) + len(after)
             assert [row for row in rows if row in before] == before
             assert [row for row in rows if row in after] == after
+
+    asyncio.run(main())
+
+
+def test_a_queue_that_was_deleted_is_told_once(lake: Lake, data: Path, clock: ManualClock) -> None:
+    async def main() -> None:
+        async with AsyncPond(data, clock=clock) as pond:
+            for name in ("q", "other", "never-exported"):
+                await pond.create_queue(name)
+            await pond.produce("q", [b"x"])
+            assert (await sync(pond, lake.path)).deleted == []
+            await pond.produce("q", [b"lost"])
+            await pond.delete_queue("q", force=True)
+            await pond.delete_queue("never-exported", force=True)
+            assert (await sync(pond, lake.path)).deleted == ["q"]
+            assert (await sync(pond, lake.path)).deleted == []
+            assert (await sync(pond, lake.path, queues=["other"])).deleted == []
+
+    asyncio.run(main())
+
+
+def test_one_that_follows_tells_of_a_deleted_queue_too(lake: Lake, data: Path, clock: ManualClock) -> None:
+    async def main() -> None:
+        async with AsyncPond(data, clock=clock) as pond:
+            await pond.create_queue("q")
+            going = Exporter(pond, lake)
+            await going.run_once(0.0)
+            await pond.produce("q", [b"x"])
+            await going.run_once(20.0)
+            await pond.delete_queue("q", force=True)
+            assert (await going.run_once(40.0)).deleted == ["q"]
+            assert (await going.run_once(60.0)).deleted == []
 
     asyncio.run(main())
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,10 +14,11 @@ from millpond import AsyncPond, NewItem, Retry
 from millpond.clock import ManualClock
 from millpond.errors import InvalidRequest
 from millpond.history import lookup
-from millpond.history.lake import Lake, LakeFile
+from millpond.history.lake import About, Lake, LakeFile
 from millpond.history.lookup import COUNTED, TOTALS, counts, timeline, totals
 from millpond.history.reader import Why
 from millpond.history.upkeep import compact
+from millpond.model import RedriveFilter
 from tests.history.ponds import do_some, export
 from tests.history.told import Row, lake_rows
 
@@ -76,11 +78,94 @@ def test_a_timeline_goes_on_when_a_dead_letter_comes_back_under_its_old_id(lake:
             await pond.complete(await pond.lease("q"))
             await export(pond, lake)
             events = timeline(lake, produced.id)
-            assert [event.why for event in events] == [
+            assert [event.why for event in events if event.queue == "q"] == [
                 "produced", "leased", "rejected", "moved", "arrived", "leased", "completed",
             ]  # fmt: skip
+            assert [event.why for event in events if event.queue == "letters"] == ["arrived", "redriven", "moved"]
+            letter = next(event.item_id for event in events if event.queue == "letters")
+            assert timeline(lake, letter) == events, "also by the id of the letter"
+            assert {event.queue for event in timeline(lake, produced.id, queues=["q"])} == {"q"}
             assert {event.correlation_id for event in events} == {events[0].correlation_id}
             assert events[2].error == "bad"
+
+    asyncio.run(main())
+
+
+def test_an_item_that_comes_back_and_finds_its_id_taken_is_followed(lake: Lake) -> None:
+    clock = ManualClock()
+
+    async def main() -> None:
+        async with AsyncPond(":memory:", clock=clock) as pond:
+            await pond.create_queue("letters")
+            for name in ("q", "other"):
+                await pond.create_queue(name, dead_queue="letters")
+                await pond.produce(name, [NewItem(payload=b"x", id="own")])
+                [item] = await pond.lease(name)
+                await pond.retry([Retry(lease=item, error="bad", dead=True)])
+            while (await pond.stats("letters")).counts["ready"] < 2:
+                clock.advance(1_000)
+            clock.advance(600_000)  # its id is not remembered any more
+            await pond.produce("q", [NewItem(payload=b"y", id="own")])
+            await pond.redrive("letters", filter=RedriveFilter(source_queue="q"))
+            while (await pond.stats("q")).counts["ready"] < 2:
+                clock.advance(1_000)
+            await export(pond, lake)
+            [back] = [item for item in (await pond.list_items("q")).items if item.id != "own"]
+            whys = [event.why for event in timeline(lake, back.id) if event.item_id == back.id]
+            assert whys == ["arrived"]
+            events = timeline(lake, "own", queues=["q", "letters"])
+            assert {event.queue for event in events} == {"q", "letters"}
+            assert back.id in {event.item_id for event in events}
+            assert len({event.item_id for event in events if event.queue == "letters"}) == 1, "not the other queue's"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_totals_tell_letters_from_what_came_back(lake: Lake, compacted: bool) -> None:
+    clock = ManualClock()
+
+    async def main() -> None:
+        async with AsyncPond(":memory:", clock=clock) as pond:
+            await pond.create_queue("letters")
+            await pond.create_queue("q", dead_queue="letters")
+            for _ in range(2):
+                await pond.produce("q", [b"x"] * 3)
+                for item in await pond.lease("q", batch=3):
+                    await pond.retry([Retry(lease=item, error="bad", dead=True)])
+                while (await pond.stats("letters")).counts["ready"] < 3:
+                    clock.advance(1_000)
+                await pond.redrive("letters")
+                while (await pond.stats("q")).counts["ready"] < 3:
+                    clock.advance(1_000)
+                await pond.complete(await pond.lease("q", batch=3))
+                await export(pond, lake)
+            if compacted:
+                compact(lake, grace=0)
+            for name in ("q", "letters"):
+                wanted = (await pond.stats(name)).totals
+                assert {key: n for key, n in totals(lake, name).items() if n} == {k: n for k, n in wanted.items() if n}
+            assert totals(lake, "letters")["letters"] == 6
+
+    asyncio.run(main())
+
+
+def test_files_that_do_not_tell_their_letters_are_counted(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+
+    async def main() -> None:
+        async with AsyncPond(":memory:", clock=clock) as pond:
+            await pond.create_queue("letters")
+            await pond.create_queue("q", dead_queue="letters")
+            await pond.produce("q", [b"x"])
+            [item] = await pond.lease("q")
+            await pond.retry([Retry(lease=item, error="bad", dead=True)])
+            while not (await pond.stats("letters")).counts["ready"]:
+                clock.advance(1_000)
+            await export(pond, lake)
+            inner = lookup._footer
+            monkeypatch.setattr(lookup, "_footer", lambda file: msgspec.structs.replace(inner(file), letters=None))
+            assert totals(lake, "letters")["letters"] == 1
 
     asyncio.run(main())
 
@@ -158,7 +243,7 @@ def test_counting_by_something_else_is_refused(lake: Lake) -> None:
 
 def test_an_empty_lake_counts_nothing(lake: Lake) -> None:
     assert counts(lake).num_rows == 0
-    assert totals(lake, "q") == dict.fromkeys(TOTALS, 0)
+    assert totals(lake, "q") == dict.fromkeys([*TOTALS, "letters"], 0)
 
 
 def test_totals_are_of_one_incarnation_or_of_all(lake: Lake) -> None:
@@ -193,16 +278,16 @@ def test_a_question_is_asked_again_when_files_were_merged_meanwhile(
             for _ in range(3):
                 await pond.produce("q", [b"x"])
                 await export(pond, lake)
-            inner = lookup._footer_counts
+            inner = lookup._footer
             asked: list[LakeFile] = []
 
-            def merging(file: LakeFile) -> dict[str, int]:
+            def merging(file: LakeFile) -> About:
                 if not asked:
                     compact(lake, grace=0)
                 asked.append(file)
                 return inner(file)
 
-            monkeypatch.setattr(lookup, "_footer_counts", merging)
+            monkeypatch.setattr(lookup, "_footer", merging)
             assert totals(lake, "q")["produced"] == 3
             assert len(asked) == 2
 

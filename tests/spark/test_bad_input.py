@@ -267,6 +267,31 @@ def test_a_claim_that_is_released_under_a_running_query(spark: SparkSession, pon
     assert len(again.rows) == 3
 
 
+@pytest.mark.parametrize("read_before", [False, True])
+def test_a_claim_that_an_operator_completes(spark: SparkSession, pond: Pond, tmp_path: Path, read_before: bool) -> None:
+    queue = pond.queue()
+    pond.fill(queue, 3)
+    options = pond.options(queue, consumer="c")
+    rows: list[int] = []
+
+    def complete(df: DataFrame, batch: int) -> None:
+        if read_before:
+            rows.append(df.count())
+        epoch = pond.server.must("claims.list", queue=queue)["claims"][0]["epoch"]
+        pond.server.must("claim.complete", queue=queue, claim_id="c:1", epoch=epoch)
+        if not read_before:
+            df.collect()
+
+    if read_before:
+        consume(spark, options, tmp_path, complete)
+        assert (rows, pond.counts(queue)) == ([3], {})
+        return
+    told = refused(spark, options, tmp_path, complete)
+    assert "claim 'c:1'" in told
+    assert "was completed under this query: its items are done" in told
+    assert pond.counts(queue) == {}
+
+
 def test_a_claim_that_is_released_after_its_batch_was_committed(
     spark: SparkSession, pond: Pond, tmp_path: Path
 ) -> None:

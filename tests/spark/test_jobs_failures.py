@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import re
 from datetime import timedelta
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.testing import assertDataFrameEqual
 
 from millpond.spark.jobs import consumers, signatures
+from millpond.spark.lake import aware
 from tests.spark.told import NOON, Told, frame
 
 HOUR = 3_600_000
@@ -33,6 +36,10 @@ HOUR = 3_600_000
         (["from b'x' in S3, EC2, node7"], "from b<text> in S<n>, EC<n>, node<n>"),
         (["deadbeef, decade and a1 are words"], "deadbeef, decade and a<n> are words"),
         (["don't stop, won't stop"], "don't stop, won't stop"),
+        (["can't open the user's file"], "can't open the user's file"),
+        (["I'm sure it's node7's or node8's"], "I'm sure it's node<n>'s or node<n>'s"),
+        (["le café's l'eau n'a d'été"], "le café's l'eau n'a d'été"),
+        (["can't find b'x' in the user's 'y'"], "can't find b<text> in the user's <text>"),
         (["a/b and 5/7"], "a/b and <n>/<n>"),
         (["\x1b[31mred\x07"], "[<n>mred"),
         (["  out of memory "], "out of memory"),
@@ -44,13 +51,76 @@ def test_errors_that_differ_in_details_are_one_signature(spark: SparkSession, er
     assert [row[0] for row in frame.select(signatures.signature(F.col("error"))).collect()] == [expected] * len(errors)
 
 
+OLD_RULES = (  # as they were before some were left out where they have nothing to find
+    (r"[\x00-\x1f\x7f]++", " "),
+    (r"  ++", " "),
+    (r"""["'`](?<![a-zA-Z]{2}.)(?:(?<=")[^"]*+"|(?<=')[^']*+'|(?<=`)[^`]*+`)""", "<text>"),
+    *signatures.RULES[2:-1],
+    (
+        r"[0-9a-fA-F](?:(?<=\d)(?:[0-9a-fA-F]|[xX])*+(?:[.,:]\d++|-[0-9a-fA-F]{4,}+)*+"
+        r"|(?<![a-zA-Z].)(?=[a-fA-F]*+\d)[0-9a-fA-F]{7,}+(?:-[0-9a-fA-F]{4,}+)*+)",
+        "<n>",
+    ),
+)
+PIECES = (
+    *("x", "word", "7", "-1.5e3", " ", "  ", "\t", "\n  ", "\x00", "\x7f", "\x1b[0m", "é", "日本", "<n>", "$1", "\\1"),
+    *(
+        "'a'",
+        " 'b c'",
+        "b'x'",
+        '"q"',
+        "`z`",
+        '"',
+        "`",
+        "/",
+        "\\",
+        "/a/b",
+        "C:\\d\\e",
+        "../up",
+        "and/or",
+        "://",
+        "http://h/p?q=1",
+    ),
+    *(
+        "2031-05-07",
+        "2031-05-07 12:00",
+        "2031-05-07\t12:00:01Z",
+        "12:30",
+        "-",
+        ":",
+        "0xdeadbeef",
+        "deadbeef1",
+        "a1b2c3d4-e5f6",
+    ),
+    *("10.0.0.7:80", "1,000", "<text>", "don't", " can't", "018f3c2e-0b3a-7abc-8def-00000000002a", "\u00a0", "\u2028"),
+)
+
+
+def old_signature(error: Column) -> Column:
+    text = F.substring(error, 1, signatures.ERROR_MAX)
+    for pattern, placeholder in OLD_RULES:
+        text = F.regexp_replace(text, pattern, placeholder)
+    return F.substring(F.trim(text), 1, signatures.SIGNATURE_MAX)
+
+
+def test_rules_that_are_left_out_would_have_found_nothing(spark: SparkSession) -> None:
+    rng = random.Random(7)
+    errors = ["", *PIECES, *("".join(rng.choices(PIECES, k=rng.randint(2, 9))) for _ in range(6_000)), None]
+    errors = [error for error in errors if error is None or not re.search(r"[^\W_]'(?<!(?<![^\W_])[bruf]')", error)]
+    errors += ["can't open the user's file", "don't", "won't 'a' stop", "/x/y " * 400, "é" * 1_200 + "7"]
+    table = spark.createDataFrame([(error,) for error in errors], "error string")
+    found = table.select("error", old_signature(F.col("error")).alias("old"), signatures.signature(F.col("error")))
+    assert len(errors) > 3_000
+    assert [tuple(row) for row in found.collect() if row[1] != row[2]] == []
+
+
 def test_a_signature_tells_how_often_where_when_and_an_example(spark: SparkSession) -> None:
     mail = Told().at(0).produce(1, 2, 3).lease(1, 2, 3)
     mail.at(10).fail(1, error="timeout after 1 s").at(20).fail(2, error="timeout after 2 s").at(30).lose_lease(3)
     bills = (
         Told(queue="bills", incarnation="second").at(0).produce(9).lease(9).at(5_000).die(9, error="timeout after 3 s")
     )
-    found = signatures.signatures(frame(spark, mail, bills), HOUR)
+    found = signatures.signatures(frame(spark, mail, bills))
     first, last = NOON + timedelta(seconds=10), NOON + timedelta(seconds=5_000)
     lost = NOON + timedelta(seconds=30)
     examples = ["timeout after 1 s", "timeout after 3 s"]
@@ -64,7 +134,7 @@ def test_a_signature_tells_how_often_where_when_and_an_example(spark: SparkSessi
 
 def test_what_did_not_fail_has_no_signature(spark: SparkSession) -> None:
     told = Told().at(0).produce(1, 2).lease(1, 2).complete(1).at(5).remove(2)
-    assert signatures.signatures(frame(spark, told), HOUR).count() == 0
+    assert signatures.signatures(frame(spark, told)).count() == 0
 
 
 @pytest.mark.parametrize("text", ["'" * 1_000, "/a" * 500, "a" * 1_000 + "://", "0-" * 500, "9" * 1_000])
@@ -78,6 +148,27 @@ def test_a_signature_is_its_own_signature(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(text,) for text in texts], "error string")
     found = frame.select("error", signatures.signature(F.col("error")).alias("signature")).collect()
     assert [row.signature for row in found] == [row.error.strip() for row in found]
+
+
+def test_windows_add_up_to_the_whole(spark: SparkSession) -> None:
+    told = Told().at(0).produce(1, 2, 3).lease(1, 2, 3).at(10).fail(1, error="timeout after 1 s").lose_lease(3)
+    events = frame(spark, told.at(9_000).die(2, error="timeout after 3 s"))
+    assertDataFrameEqual(
+        signatures.result(signatures.partial(events, HOUR)), signatures.signatures(events), checkRowOrder=True
+    )
+
+
+def test_an_undone_redrive_is_no_failure(spark: SparkSession) -> None:
+    told = Told().at(0).produce(1).lease(1).at(1).die(1, error="no").at(2).redrive(1).at(3).die(1, error="no")
+    [row] = signatures.signatures(frame(spark, told)).collect()
+    assert (row.failures, row.dead, aware(row.last_seen)) == (1, 1, NOON + timedelta(seconds=1))
+
+
+def test_what_was_released_is_no_attempt(spark: SparkSession) -> None:
+    told = Told().at(0).produce(1, 2, 3).lease(1, 2, who="ann", why="claimed").at(1).release(1, 2)
+    told.at(2).lease(1, 2, 3, who="ann").at(3).complete(1, 2, who="ann").release(3, why="released")
+    [row] = consumers.consumers(frame(spark, told), HOUR).collect()
+    assert (row.who, row.attempts, row.completed, row.bad_share) == ("ann", 2, 2, 0.0)
 
 
 def worked(told: Told, who: str, numbers: range, run: float, fails: int = 0, loses: int = 0) -> None:

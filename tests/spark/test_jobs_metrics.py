@@ -29,15 +29,15 @@ def busy_mail() -> Told:
 def test_each_window_has_its_counts_and_percentiles(spark: SparkSession) -> None:
     quiet = Told(queue="team/quiet", incarnation="second").at(30).produce(1)
     found = metrics.metrics(frame(spark, busy_mail(), quiet), MINUTE)
-    assert found.columns[2:12] == [
-        *("produced", "leased", "completed", "retried", "lease_expired", "dead", "cancelled", "redriven"),
+    assert found.columns[2:13] == [
+        *("produced", "leased", "completed", "retried", "lease_expired", "dead", "cancelled", "redriven", "buried"),
         *("backlog_change", "throughput"),
     ]
     later = NOON + timedelta(minutes=1)
     expected = [
-        (NOON, "mail", 4, 3, 1, 1, 1, 0, 0, 0, 3, 0.017, 10.0, 19.0, 19.8, 2.0, 2.0, 2.0),
-        (later, "mail", 0, 2, 1, 0, 0, 1, 0, 0, -2, 0.017, 10.5, 19.05, 19.81, 17.0, 28.7, 29.74),
-        (NOON, "team/quiet", 1, 0, 0, 0, 0, 0, 0, 0, 1, 0.0, *[None] * 6),
+        (NOON, "mail", 4, 3, 1, 1, 1, 0, 0, 0, 0, 3, 0.017, 10.0, 19.0, 19.8, 2.0, 2.0, 2.0),
+        (later, "mail", 0, 2, 1, 0, 0, 1, 0, 0, 0, -2, 0.017, 10.5, 19.05, 19.81, 17.0, 28.7, 29.74),
+        (NOON, "team/quiet", 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0.0, *[None] * 6),
     ]
     assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema))
 
@@ -75,3 +75,11 @@ def test_a_claim_counts_as_a_lease(spark: SparkSession) -> None:
     told.at(0.15).complete(1, 2, who="reader")
     [row] = metrics.metrics(frame(spark, told), MINUTE).collect()
     assert (row.leased, row.completed, row.wait_p50_ms, row.run_p50_ms) == (2, 2, 100.0, 50.0)
+
+
+def test_an_undone_redrive_is_no_new_death(spark: SparkSession) -> None:
+    told = Told().at(0).produce(1, 2, 3, 4).lease(1).at(1).die(1, error="no").at(2).redrive(1)
+    told.at(3).die(1, why="max_attempts", error="no").at(4).die(2, why="expired")
+    told.at(5).die(3, why="rejected", error="by hand").die(4, why="expired", error="of old")
+    [row] = metrics.metrics(frame(spark, told), MINUTE).collect()
+    assert (row.dead, row.redriven, row.buried, row.backlog_change) == (2, 1, 3, 0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from millpond.spark.formats import register
 from millpond.spark.options import sink_options
@@ -57,6 +58,20 @@ def test_columns_are_the_fields_of_items(spark: SparkSession, pond: Pond) -> Non
     assert datetime.fromisoformat(first["enqueue_at"]) == due
     assert pond.texts(queue, "ready") == ["two"]
     assert pond.counts(queue) == {"ready": 1, "scheduled": 2}
+
+
+def test_rows_that_were_left_out_are_told(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
+    queue = pond.queue()
+    options = sink_options(pond.options(queue, txn="t"), streaming=False)
+    schema = StructType([StructField("payload", StringType()), StructField("key", StringType())])
+    rows = pa.RecordBatch.from_pylist([{"payload": "x", "key": key} for key in ("a", "a", "b")])
+    for said in (["millpond: 1 of 3 rows were not added to queue %s by transaction t: their key or id is taken"], []):
+        caplog.clear()
+        with options.server.transport() as transport:
+            staged = Stager(options, transport, "t", 0).run(iter([rows]))
+        BatchWriter(options, schema, overwrite=False).commit([staged])
+        assert caplog.messages == [line % queue for line in said], "and nothing when it was done before"
+    assert pond.counts(queue) == {"ready": 2}
 
 
 def test_payloads_are_bytes_or_text(spark: SparkSession, pond: Pond) -> None:

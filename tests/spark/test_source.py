@@ -146,6 +146,16 @@ def test_a_stopped_query_goes_on_from_its_checkpoint(spark: SparkSession, pond: 
     assert pond.counts(queue) == {}
 
 
+def test_a_driver_that_was_killed_in_its_first_write_to_the_checkpoint_goes_on(
+    spark: SparkSession, pond: Pond, tmp_path: Path
+) -> None:
+    queue = pond.queue()
+    pond.fill(queue, 1)
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / ".0.5f2c.tmp").write_text("v1")
+    assert consume(spark, pond.options(queue, consumer="c"), tmp_path).payloads == ["n0"]
+
+
 def test_a_replayed_batch_has_the_same_rows(spark: SparkSession, pond: Pond, tmp_path: Path) -> None:
     queue = pond.queue(partitions=2)
     pond.fill(queue, 300)

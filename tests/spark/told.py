@@ -63,6 +63,9 @@ class Told:
     def redrive(self, *numbers: int) -> Told:
         return self._turn_of(numbers, "redriven", "ready")
 
+    def release(self, *numbers: int, why: str = "claim_released") -> Told:
+        return self._turn_of(numbers, why, "ready")
+
     def remove(self, *numbers: int, why: str = "cleared") -> Told:
         return self._turn_of(numbers, why, None)
 

@@ -21,7 +21,7 @@ from millpond.history.durable import Watch, remove_files, unwatched
 from millpond.history.known import Known
 from millpond.history.lake import EVENTS, EXPORT_LOCK, ROW_GROUP_ROWS, STATE, Gap, Lake
 from millpond.history.lane_export import LaneExport, QueueSync, Unreadable
-from millpond.history.progress import Lane, Progress, floor_of, list_bookmarks, remove_bookmarks
+from millpond.history.progress import Lane, Progress, floor_of, list_bookmarks, note_deleted, remove_bookmarks
 from millpond.history.upkeep import compact, retain
 from millpond.model import JournalPage, PartitionStats, QueueInfo, QueuePage
 
@@ -58,6 +58,7 @@ class SyncReport(msgspec.Struct, kw_only=True):
     bytes: int = 0
     gaps: list[Gap] = []
     problems: list[str] = []
+    deleted: list[str] = []  # queues that are gone since the last sync; what they did after it is not in the lake
     queues: dict[str, QueueSync] = {}
     seconds: float = 0.0
 
@@ -70,6 +71,7 @@ class SyncReport(msgspec.Struct, kw_only=True):
             total.problems += done.problems
 
     def join(self, other: SyncReport) -> None:
+        self.deleted += other.deleted
         for queue, done in other.queues.items():
             self.add(queue, done)
 
@@ -125,7 +127,7 @@ async def _follow(
             log.warning("history is not exported for now", extra={"reason": error.message})
             continue
         total.join(done)
-        if on_pass is not None and (done.events or done.gaps or done.problems):
+        if on_pass is not None and (done.events or done.gaps or done.problems or done.deleted):
             on_pass(done)
         if time.monotonic() >= upkeep_at:
             await _in_thread(_keep_up, lake, retain_days)
@@ -186,6 +188,7 @@ class Exporter:
         self._watch = watch
         self._lanes: dict[Lane, LaneExport] = {}
         self._looks: dict[Lane, _Look] = {}
+        self._names: dict[str, str] = {}  # of queues, by incarnation: those that the lake has something of
         self._newest: dict[Lane, int] = {}  # the last turn that a data file of each had at the start
         self._bookmarks: dict[Lane, list[int]] = {}  # of those that were not opened yet
         self._reopen: set[Lane] = set()  # what the lake has of these must be looked up again
@@ -207,7 +210,9 @@ class Exporter:
                     look.looked(now, stats, done.events)
                     report.add(info.name, done)
         if self._queues is None:
-            self._forget_all_but({info.incarnation for info in queues})
+            there = {info.incarnation for info in queues}
+            report.deleted = await _in_thread(self._find_deleted, there)
+            self._forget_all_but(there)
         report.seconds = time.monotonic() - started
         return report
 
@@ -215,9 +220,22 @@ class Exporter:
         """What the lake has; and what a crash left behind goes."""
         for file in self._lake.files():
             self._newest[file.lane] = max(self._newest.get(file.lane, 0), file.span.to_turn)
+            self._names[file.lane[0]] = file.queue
         remove_files([*(self._lake.path / EVENTS).glob("*/*/.export-*"), *(self._lake.path / STATE).glob(".*.known")])
         self._bookmarks = list_bookmarks(self._lake)
         self._begun = True
+
+    def _find_deleted(self, incarnations: set[str]) -> list[str]:
+        """Told once: a journal goes with its queue, and nobody can say any more what was in it."""
+        found = []
+        for incarnation in sorted(self._names.keys() - incarnations):
+            queue = self._names.pop(incarnation)
+            if note_deleted(self._lake, incarnation):
+                log.info(
+                    "a queue was deleted; what it did after the last sync is not in the history", extra={"queue": queue}
+                )
+                found.append(queue)
+        return found
 
     def _forget_all_but(self, incarnations: set[str]) -> None:
         self._reopen |= {lane for lane in self._lanes if lane[0] not in incarnations}  # should they come again
@@ -252,6 +270,8 @@ class Exporter:
             await _in_thread(export.abandon)
             raise
         done, export.done = export.done, QueueSync()
+        if done.events:
+            self._names[lane[0]] = queue
         for problem in done.problems:
             log.error("history was not exported", extra={"queue": queue, "partition": lane[1], "reason": problem})
         return done

@@ -21,6 +21,10 @@ _REASONS = list(DeadReason)
 _DELETE = 1  # the fate of a dead item that is not kept; see queue.partition
 
 
+def _is_letter(record: Record | None) -> bool:
+    return record is not None and record.source is not None and record.source.letter
+
+
 class Flattener:
     """Reads the rows of one partition in order."""
 
@@ -29,6 +33,7 @@ class Flattener:
         self._spread = Spread(incarnation, partition, self.known)
         self._notes = Notes()
         self._at = 0
+        self.letters = 0  # that were read since somebody set this to 0
         self._readers: dict[int, Callable[..., None]] = {
             Event.PRODUCED: self._produced,
             Event.LEASED: self._leased,
@@ -80,6 +85,7 @@ class Flattener:
         records = [None] * count if meta is None else decode_meta(meta)
         whys = [Why.ARRIVED if number in arrived else Why.PRODUCED for number in range(first, first + count)]
         self._add(first, records, whys)
+        self.letters += sum(_is_letter(record) for record in records)
 
     def _published(
         self, txn: str, chunk: str, first: int, count: int, deadline: int, meta: bytes | None, dropped: Sequence[int]

@@ -133,10 +133,12 @@ def decode_records(body: bytes) -> list[bytes | Record | None]:
 
 def encode_meta(records: list[bytes | Record]) -> bytes | None:
     """What the journal keeps of a chunk's records: all but the payloads; None when they are all bare."""
-    if set(map(type, records)) == {bytes}:
+    kinds = set(map(type, records))
+    if kinds == {bytes}:
         return None
-    meta = [replace(record, payload=b"") if isinstance(record, Record) else None for record in records]
-    return _encode(meta)
+    if kinds == {Record}:
+        return _encode([replace(record, payload=b"") for record in records])  # type: ignore[type-var]
+    return _encode([replace(record, payload=b"") if isinstance(record, Record) else None for record in records])
 
 
 def decode_meta(meta: bytes) -> list[Record | None]:

@@ -104,6 +104,7 @@ class About(msgspec.Struct, kw_only=True):
     from_turn: int
     to_turn: int
     counts: dict[str, int]  # rows by `why`
+    letters: int | None = None  # how many of those that arrived came dead; None: not counted
 
 
 # ---- names --------------------------------------------------------------------------------------------------

@@ -182,6 +182,7 @@ class LaneExport:
                 from_turn=span.from_turn,
                 to_turn=span.to_turn,
                 counts={str(WHYS[place]): int(count) for place, count in enumerate(making.counts) if count},
+                letters=self._flattener.letters,
             )
             write_about(making.writer, about)
             making.writer.close()
@@ -192,7 +193,7 @@ class LaneExport:
         except BaseException:
             making.discard()
             raise
-        self.newest = self._turn
+        self.newest, self._flattener.letters = self._turn, 0
         self._watch("data named")
         self._progress.settle()
         self._watch("bookmarks settled")

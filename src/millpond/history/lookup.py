@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millpond.errors import InvalidRequest
-from millpond.history.lake import ITEM_EVENT_SCHEMA, WORDS, Lake, LakeFile, read_about
+from millpond.history.lake import ITEM_EVENT_SCHEMA, WORDS, About, Lake, LakeFile, read_about
 from millpond.history.names import parse_id
 from millpond.history.reader import Why
 
@@ -31,6 +31,7 @@ TOTALS = {
     "claimed": (Why.CLAIMED,),
 }
 """What a queue counts in its totals, and which changes of state that is."""
+LETTERS = "letters"  # and this, of those that arrived: they came dead
 
 COUNTED = ("queue", "date", "minute", "why", "from_state", "to_state", "who", "kind", "partition")
 _OF_THE_FOOTER = {"queue", "date", "why"}  # a file's own counts are enough for these
@@ -81,29 +82,68 @@ def timeline(
     since: str | None = None,
     until: str | None = None,
 ) -> list[ItemEvent]:
-    """All that happened to an item, in order; `since` and `until` are dates. Empty: the lake does not know it."""
+    """All that happened to an item, in order; `since` and `until` are dates. Empty: the lake does not know it.
+
+    It is followed into its dead queue and back, also from the id of its letter there.
+    """
     return _settled(lambda: _timeline(lake, item_id, queues, since, until))
 
 
 def _timeline(
     lake: Lake, item_id: str, queues: Sequence[str] | None, since: str | None, until: str | None
 ) -> list[ItemEvent]:
+    """A letter in a dead queue, and an item that came back and found its id taken, know their `source_id`."""
+    story: dict[tuple[Any, ...], ItemEvent] = {}
+    asked: set[str] = set()
+    names = {item_id}
+    while names := names - asked:
+        for name in names:
+            story |= {_place(event): event for event in _under(lake, name, queues, since, until)}
+        asked |= names
+        names = {event.source_id for event in story.values() if event.source_id is not None}
+        moved = [event for event in story.values() if event.why == Why.MOVED]
+        if moved:
+            first = min(moved, key=_when).at.date().isoformat()
+            arrived = _sent_on(lake.files(queues=queues, since=first, until=until), {event.item_id for event in moved})
+            there = {event.queue for event in story.values()}
+            names |= {event.item_id for event in arrived if event.source_queue in there}
+    return sorted(story.values(), key=_when)
+
+
+def _under(
+    lake: Lake, item_id: str, queues: Sequence[str] | None, since: str | None, until: str | None
+) -> Iterator[ItemEvent]:
+    """All that happened under an id."""
     derived = parse_id(item_id)
-    if derived is None:
-        return sorted(_with_id(lake.files(queues=queues, since=since, until=until), item_id), key=_when)
-    incarnation, partition, number = derived
-    files = lake.files(queues=queues, since=since, until=until, lane=(incarnation, partition))
-    found = sorted(_with_number(files, number, item_id), key=_when)
-    if not found or found[-1].why == Why.MOVED:  # a redriven item comes back with its id as its own
+    found: list[ItemEvent] = []
+    if derived is not None:
+        incarnation, partition, number = derived
+        files = lake.files(queues=queues, since=since, until=until, lane=(incarnation, partition))
+        found = sorted(_with_number(files, number, item_id), key=_when)
+        yield from found
+    if not found or found[-1].why == Why.MOVED:  # an own id; or a redriven item came back with its id as its own
         since = found[-1].at.date().isoformat() if found else since
-        later = _with_id(lake.files(queues=queues, since=since, until=until), item_id)
-        known = {(event.incarnation, event.partition, event.turn, event.seq) for event in found}
-        found += [e for e in later if (e.incarnation, e.partition, e.turn, e.seq) not in known]
-    return sorted(found, key=_when)
+        yield from _with_id(lake.files(queues=queues, since=since, until=until), item_id)
+
+
+def _place(event: ItemEvent) -> tuple[Any, ...]:
+    return event.incarnation, event.partition, event.turn, event.seq
 
 
 def _when(event: ItemEvent) -> tuple[Any, ...]:
-    return event.at, event.incarnation, event.partition, event.turn, event.seq
+    """Of two queues in one millisecond, the one that it came from is the first."""
+    return event.at, event.source_id is not None, *_place(event)
+
+
+def _sent_on(files: Sequence[LakeFile], ids: set[str]) -> Iterator[ItemEvent]:
+    """Arrivals in another queue, or back, of what was moved under these ids."""
+
+    def chosen(file: Any, group: int) -> Any:
+        table = file.read_row_group(group, columns=["why", "source_id"])
+        sent = pc.is_in(table.column("source_id").cast(pa.string()), pa.array(sorted(ids)))
+        return pc.and_(sent, pc.equal(table.column("why").cast(pa.string()), str(Why.ARRIVED)))
+
+    return _search([file for file in files if _footer(file).counts.get(Why.ARRIVED)], None, None, chosen)
 
 
 def _with_number(files: Sequence[LakeFile], number: int, item_id: str) -> Iterator[ItemEvent]:
@@ -126,22 +166,26 @@ def _with_id(files: Sequence[LakeFile], item_id: str) -> Iterator[ItemEvent]:
 
 
 def _search(
-    files: Sequence[LakeFile], column: int, value: Any, chosen: Callable[[Any, int], Any]
+    files: Sequence[LakeFile], column: int | None, value: Any, chosen: Callable[[Any, int], Any]
 ) -> Iterator[ItemEvent]:
-    """The rows that `chosen` marks, in the row groups that may have the value in that column.
+    """The rows that `chosen` marks, in the row groups that may have the value in that column, or in all.
 
     Strings are read as places in a dictionary: only those of the rows that are found are made.
     """
     for lake_file in files:
         with pq.ParquetFile(lake_file.path, read_dictionary=WORDS) as file:
             for group in range(file.num_row_groups):
-                statistics = file.metadata.row_group(group).column(column).statistics
-                if statistics is not None and statistics.has_min_max and not statistics.min <= value <= statistics.max:
+                if column is not None and not _may_have(file.metadata.row_group(group).column(column), value):
                     continue
                 mark = chosen(file, group)
                 if mark is not None and pc.any(mark).as_py():
                     for row in file.read_row_group(group).filter(mark).to_pylist():
                         yield ItemEvent(queue=lake_file.queue, **row)
+
+
+def _may_have(column: Any, value: Any) -> bool:
+    statistics = column.statistics
+    return statistics is None or not statistics.has_min_max or statistics.min <= value <= statistics.max
 
 
 def _settled(question: Callable[[], T]) -> T:
@@ -164,10 +208,20 @@ def totals(lake: Lake, queue: str, *, incarnation: str | None = None) -> dict[st
 
 def _totals(lake: Lake, queue: str, incarnation: str | None) -> dict[str, int]:
     counts: Counter[str] = Counter()
+    letters = 0
     for lake_file in lake.files(queues=[queue]):
         if incarnation is None or lake_file.span.incarnation == incarnation:
-            counts.update(_footer_counts(lake_file))
-    return {name: sum(counts[why] for why in whys) for name, whys in TOTALS.items()}
+            about = _footer(lake_file)
+            counts.update(about.counts)
+            letters += _count_letters(lake_file) if about.letters is None else about.letters
+    return {name: sum(counts[why] for why in whys) for name, whys in TOTALS.items()} | {LETTERS: letters}
+
+
+def _count_letters(file: LakeFile) -> int:
+    """Of a file that does not tell. What came back and found its id taken counts too: here they look alike."""
+    table = pq.read_table(file.path, columns=["why", "source_id"], partitioning=None)
+    arrived = pc.equal(table.column("why"), str(Why.ARRIVED))
+    return int(pc.sum(pc.and_(arrived, pc.is_valid(table.column("source_id")))).as_py() or 0)
 
 
 def counts(
@@ -206,13 +260,13 @@ def _counts(files: Sequence[LakeFile], by: Sequence[str]) -> Counter[tuple[Any, 
 
 
 def _count_footer(file: LakeFile, by: Sequence[str], counted: Counter[tuple[Any, ...]]) -> None:
-    for why, count in _footer_counts(file).items():
+    for why, count in _footer(file).counts.items():
         values = {"queue": file.queue, "date": file.date, "why": why}
         counted[tuple(values[name] for name in by)] += count
 
 
-def _footer_counts(file: LakeFile) -> dict[str, int]:
-    return read_about(pq.read_metadata(file.path)).counts
+def _footer(file: LakeFile) -> About:
+    return read_about(pq.read_metadata(file.path))
 
 
 def _count_rows(file: LakeFile, by: Sequence[str], counted: Counter[tuple[Any, ...]]) -> None:

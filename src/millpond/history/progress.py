@@ -212,3 +212,12 @@ def raise_floor(lake: Lake, lane: Lane, turn: int) -> None:
 
 def _floor_path(lake: Lake, lane: Lane) -> Path:
     return lake.state / f"{lane[0]}-p{lane[1]:05d}.floor"
+
+
+def note_deleted(lake: Lake, incarnation: str) -> bool:
+    """That a queue is gone, for the next sync; False: it was noted before."""
+    name = f"{incarnation}.deleted"
+    if (lake.state / name).exists():
+        return False
+    write_file(lake.state, name, b"")
+    return True

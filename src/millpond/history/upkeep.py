@@ -37,6 +37,7 @@ from millpond.history.lake import (
     write_about,
 )
 from millpond.history.progress import raise_floor
+from millpond.history.reader import Why
 
 TARGET_BYTES = 16 << 20  # some 5 million events: enough for one task of a reader, and one file a day for most
 SMALL_BYTES = 1 << 20  # up to this it does not matter what is written anew; beyond, a file is merged with its like
@@ -119,10 +120,10 @@ def _merge(files: Sequence[LakeFile], watch: Watch) -> None:
     first, last = files[0], files[-1]
     span = Span(*first.lane, first.span.from_turn, last.span.to_turn)
     making = DurableFile(first.path.parent, f"merge-{span.name('parquet')}")
-    counts: Counter[str] = Counter()
+    abouts: list[About] = []
     try:
         with open_writer(making.sink) as writer:
-            for table in _row_groups([file.path for file in files], counts):
+            for table in _row_groups([file.path for file in files], abouts):
                 writer.write_table(table, row_group_size=len(table))
             about = About(
                 version=LAKE_VERSION,
@@ -131,7 +132,8 @@ def _merge(files: Sequence[LakeFile], watch: Watch) -> None:
                 partition=span.partition,
                 from_turn=span.from_turn,
                 to_turn=span.to_turn,
-                counts=dict(counts),
+                counts=dict(sum((Counter(one.counts) for one in abouts), Counter[str]())),
+                letters=_letters(abouts),
             )
             write_about(writer, about)
         making.finish()
@@ -143,13 +145,18 @@ def _merge(files: Sequence[LakeFile], watch: Watch) -> None:
     watch("merged file named")
 
 
-def _row_groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
+def _letters(abouts: Iterable[About]) -> int | None:
+    counted = [one.letters for one in abouts if one.letters is not None or one.counts.get(Why.ARRIVED)]
+    return None if None in counted else sum(filter(None, counted))
+
+
+def _row_groups(paths: Sequence[Path], abouts: list[About]) -> Iterator[Any]:
     """The rows of these files in whole row groups, as far as they go."""
     waiting: list[Any] = []
     rows = 0
     for path in paths:
         with pq.ParquetFile(path, read_dictionary=WORDS) as file:
-            counts.update(read_about(file.metadata).counts)
+            abouts.append(read_about(file.metadata))
             for group in range(file.num_row_groups):
                 waiting.append(file.read_row_group(group))
                 rows += len(waiting[-1])

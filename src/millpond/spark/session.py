@@ -64,6 +64,9 @@ def _settings(master: str) -> dict[str, Setting]:
         "spark.redaction.string.regex": TOKEN,
         "spark.sql.execution.arrow.pyspark.enabled": True,
         "spark.sql.session.timeZone": "UTC",
+        # A driver that is killed as it writes a checkpoint's first file leaves a temporary one, from which Spark would
+        # never go on. What else may be in a checkpoint the source sees for itself.
+        "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": False,
         "spark.ui.showConsoleProgress": False,
     }
     if _is_here(master):

@@ -8,6 +8,7 @@ drops.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +31,8 @@ ABORT_RETRY_S = 5.0  # the write has failed: its error should not wait for long
 SAMPLES_MAX = 5  # rejected rows that a report shows
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
+
+log = logging.getLogger("millpond.spark")  # of the driver: on its stderr, unless the process says otherwise
 
 
 class RowsRejected(ValueError):
@@ -154,7 +157,13 @@ class _Writer:
         if not chunks:
             return
         with self._options.server.transport() as transport:
-            transport.call("stage.publish", queue=self._options.queue, txn=txn, chunks=chunks)
+            done = transport.call("stage.publish", queue=self._options.queue, txn=txn, chunks=chunks)
+        duplicates = done.get("duplicates", 0)
+        if duplicates:
+            log.warning(
+                "millpond: %s of %s rows were not added to queue %s by transaction %s: their key or id is taken",
+                *(f"{duplicates:,}", f"{duplicates + done.get('items', 0):,}", self._options.queue, txn),
+            )
 
     def _abort(self, txn: str) -> None:
         """Only tidies up, and hides no error that came before: what is left was never visible, and is dropped by the

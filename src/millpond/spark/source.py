@@ -311,6 +311,12 @@ def _explained(error: Refused, options: StreamOptions, claim_id: str) -> Excepti
             f"claim {claim_id!r} of queue {options.queue!r} was released under this query: its items are back in the"
             " queue, and will be read again; start with a new checkpointLocation and a consumer of a new name"
         )
+    if error.code == "claim_finished":
+        return Misplaced(
+            f"claim {claim_id!r} of queue {options.queue!r} was completed under this query: its items are done, and"
+            " those that were not read will not be; start with a new checkpointLocation and a consumer of a new name"
+            " (to give items back, release a claim)"
+        )
     return error
 
 

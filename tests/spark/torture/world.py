@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -65,7 +66,7 @@ class World:
         self._stack = ExitStack()
         self._produced: dict[Query, Counter[tuple[str, str]]] = {query: Counter() for query in Query}
         self._waves = 0
-        self._environment = driver_environment(folder)
+        self._environment = _environment(folder)
         self.done: Counter[Kill] = Counter()
 
     def __enter__(self) -> World:
@@ -244,7 +245,17 @@ class World:
 class _Driver(Process):
     @property
     def has_ended(self) -> bool:
-        return self._popen.poll() is not None
+        """It is not waited for: its number must remain its own until all that it has started is killed by it."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """What is killed cleans nothing up, so what is temporary is where it goes with the rest."""
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    inherited = driver_environment(folder)
+    java = f"{inherited['JDK_JAVA_OPTIONS']} -Djava.io.tmpdir={temporary}"
+    return inherited | {"TMPDIR": str(temporary), "JDK_JAVA_OPTIONS": java}
 
 
 class _Log:

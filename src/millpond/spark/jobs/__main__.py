@@ -34,7 +34,7 @@ class Question(NamedTuple):
 
 JOBS: dict[str, Callable[[DataFrame, Question], DataFrame]] = {
     "metrics": lambda events, asked: metrics.metrics(events, asked.window_ms),
-    "failures": lambda events, asked: signatures.signatures(events, asked.window_ms),
+    "failures": lambda events, asked: signatures.signatures(events),
     "consumers": lambda events, asked: consumers.consumers(events, asked.window_ms),
     "timelines": lambda events, _: timelines.timelines(events),
     "attempts": lambda events, _: attempts.attempts(events),

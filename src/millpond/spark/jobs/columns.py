@@ -16,9 +16,11 @@ LEASES = (Why.LEASED, Why.CLAIMED)
 DEATHS = (Why.MAX_ATTEMPTS, Why.EXPIRED, Why.REJECTED)
 RETRIES = (Why.FAILURE, Why.DEFER)
 FAILURES = (Why.FAILURE, Why.LEASE_EXPIRED, Why.MAX_ATTEMPTS, Why.REJECTED, Why.EXPIRED)
+BURIED = "buried"  # stands for the `why` of a death that an operator made: see `is_burial`
 RUNS = (Why.COMPLETED, Why.FAILURE, Why.MAX_ATTEMPTS, Why.REJECTED)  # a lease that ran out says nothing of the work
 
 HELD = (State.LEASED, State.CLAIMED)
+RELEASES = (Why.RELEASED, Why.CLAIM_RELEASED)  # held, but nobody worked on it
 LIVE = (State.SCHEDULED, State.READY, State.RETRYING, *HELD)
 
 BUCKET_BITS = 7  # leading bits of a duration that are kept: exact below 128 ms, else within 1/128 of it
@@ -33,8 +35,14 @@ def ends_attempt() -> Column:
     return F.col("from_state").isin(*HELD)
 
 
+def is_burial() -> Column:
+    """An operator made it, say to undo a redrive: by itself an item dies in an attempt, or expires without an error."""
+    waited = F.col("why").isin(*DEATHS) & ~ends_attempt()
+    return F.coalesce(waited & ((F.col("why") != Why.EXPIRED) | F.col("error").isNotNull()), F.lit(False))
+
+
 def is_failure() -> Column:
-    return F.col("why").isin(*FAILURES)
+    return F.col("why").isin(*FAILURES) & ~is_burial()
 
 
 def window_start(window_ms: int) -> Column:

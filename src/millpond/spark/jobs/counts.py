@@ -5,13 +5,15 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from millpond.spark.jobs.columns import change_of_live, total, window_start
+from millpond.spark.jobs.columns import BURIED, change_of_live, is_burial, total, window_start
 
 KEYS = ("window", "queue", "why")
 
 
 def partial(events: DataFrame, window_ms: int) -> DataFrame:
-    return events.groupBy(window_start(window_ms), "queue", "why").agg(
+    """Deaths that an operator made are told apart: they are `buried`."""
+    why = F.when(is_burial(), BURIED).otherwise(F.col("why")).alias("why")
+    return events.groupBy(window_start(window_ms), "queue", why).agg(
         F.count("*").alias("n"), F.sum(change_of_live()).alias("live_change")
     )
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from millpond.history.reader import Why
 from millpond.spark.jobs import counts, durations
-from millpond.spark.jobs.columns import DEATHS, ENTRIES, LEASES, RETRIES, total
+from millpond.spark.jobs.columns import BURIED, DEATHS, ENTRIES, LEASES, RETRIES, total
 
 WHYS: dict[str, Sequence[str]] = {
     "produced": ENTRIES,
@@ -20,6 +20,7 @@ WHYS: dict[str, Sequence[str]] = {
     "dead": DEATHS,
     "cancelled": (Why.CANCELLED,),
     "redriven": (Why.REDRIVEN,),
+    "buried": (BURIED,),  # dead again by the undo of a redrive; not among the dead
 }
 
 

@@ -41,7 +41,7 @@ def make_views(spark: SparkSession, lake: str | Path, window_ms: int, lying: Dat
         "attempts": attempts.attempts(events),
         "dead": dead.dead(known) if lying is None else lying,
         "metrics": metrics.metrics(events, window_ms),
-        "failures": signatures.signatures(events, window_ms),
+        "failures": signatures.signatures(events),
         "consumers": consumers.consumers(events, window_ms),
     }
     for name, table in tables.items():
