@@ -1,0 +1,199 @@
+"""Jobs that wait for others (`after`), as they are enqueued; `links.py` is what releases them.
+
+Such a job is *held*: produced with an `enqueue_at` that never comes (`names.HELD`). Before it a *link* is produced,
+which names it and the jobs that it waits for, and has all that is needed to produce it: the link is what counts, and
+who finds one without its job produces the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from datetime import datetime, timedelta
+
+import msgspec
+
+from millpond.api import Api
+from millpond.durations import checked_seconds
+from millpond.errors import Forbidden, InvalidRequest, KeyConflict, NotFound
+from millpond.jobs.names import HELD, LINKS_QUEUE
+from millpond.jobs.queues import ensure_queue
+from millpond.jobs.spec import MSGPACK, IfDead, JobSpec, parent_of
+from millpond.model import Item, NewItem, OnConflict, Produced, State
+
+FAILED_STATES = (State.DEAD, State.CANCELLED)
+
+
+class Link(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The payload of a link, in MessagePack: a job that waits, what for, and the job itself. Times in seconds.
+
+    The job is not due before `run_at`, or before `delay` after the link was made.
+    """
+
+    queue: str
+    id: str
+    after: list[str]
+    if_dead: IfDead = "cancel"
+    run_at: datetime | None = None
+    delay: float | None = None
+    payload: bytes
+    encoding: str = ""
+    reference: str = ""
+    key: str | None = None
+    priority: int = 0
+    max_attempts: int | None = None
+    expire_timeout: float | None = None
+    correlation_id: str | None = None
+
+    @property
+    def parents(self) -> list[tuple[str, str]]:
+        """Queue and id of the jobs that it waits for."""
+        return [parent_of(name, self.queue) for name in dict.fromkeys(self.after)]
+
+    def due(self, made_at: datetime) -> datetime | None:
+        """The job waits for that too, if it waits for a time at all. `made_at` is the link's."""
+        return self.run_at if self.delay is None else made_at + timedelta(seconds=self.delay)
+
+
+def link_id(queue: str, item_id: str) -> str:
+    """Follows from the job, so that there is one link a job, and who has the job finds the link."""
+    return "link-" + hashlib.sha256(f"{queue}/{item_id}".encode()).hexdigest()[:40]
+
+
+async def hold(api: Api, queue: str, item: NewItem, spec: JobSpec, on_conflict: OnConflict = "ignore") -> Produced:
+    """Enqueue a job that waits for others. They must exist; if all have completed, it waits for none."""
+    if on_conflict == "replace":
+        raise InvalidRequest("replace does not go with `after`; cancel the other job first, or leave `after` out")
+    link = _link_of(queue, item.id or uuid.uuid4().hex, item, spec)
+    if (queue, link.id) in link.parents:
+        raise InvalidRequest(f"job {link.id!r} would wait for itself; take it out of `after`")
+    await _check_retention(api, {there for there, _ in link.parents})
+    parents = await asyncio.gather(*(look(api, *parent) for parent in link.parents))
+    for (there, item_id), parent in zip(link.parents, parents, strict=True):
+        if parent is None:
+            raise NotFound(f"there is no job {item_id!r} in queue {there!r}; `after` names jobs that exist")
+    states = [parent.state for parent in parents if parent is not None]
+    if all(state == State.COMPLETED for state in states):
+        [produced] = await api.produce(queue, [item], on_conflict=on_conflict)
+        return produced
+    produced = await _produce(api, link, item, on_conflict)
+    if link.if_dead == "cancel" and not produced.duplicate and any(state in FAILED_STATES for state in states):
+        await _cancel(api, queue, produced.id)
+    return produced
+
+
+async def look(api: Api, queue: str, item_id: str) -> Item | None:
+    """None: it is not there, or its queue is not."""
+    try:
+        return await api.get_item(queue, item_id)
+    except NotFound:
+        return None
+
+
+async def due_of(api: Api, queue: str, item: Item) -> datetime | None:
+    """When a held job is due once it waits for no other; None: at once, or the link may not be looked at."""
+    try:
+        found = await look(api, LINKS_QUEUE, link_id(queue, item.id))
+    except Forbidden:
+        return None
+    link = None if found is None else read_link(found.payload)
+    return None if found is None or link is None else link.due(found.created_at)
+
+
+def read_link(payload: bytes) -> Link | None:
+    """None for what is no link."""
+    try:
+        return msgspec.msgpack.decode(payload, type=Link)
+    except msgspec.DecodeError:
+        return None
+
+
+def held_item(link: Link, kind: str) -> NewItem:
+    """The job of a link, to be produced as often as it takes: its id tells that it is there already."""
+    return NewItem(
+        payload=link.payload,
+        id=link.id,
+        key=link.key,
+        kind=kind,
+        encoding=link.encoding,
+        reference=link.reference,
+        priority=link.priority,
+        enqueue_at=HELD,
+        max_attempts=link.max_attempts,
+        expire_timeout=link.expire_timeout,
+        correlation_id=link.correlation_id,
+    )
+
+
+def _link_of(queue: str, own: str, item: NewItem, spec: JobSpec) -> Link:
+    assert isinstance(item.payload, bytes), "a job's payload is encoded"
+    if item.delay is not None and item.enqueue_at is not None:
+        raise InvalidRequest("delay and run_at exclude each other; give one")
+    expire = item.expire_timeout
+    return Link(
+        queue=queue,
+        id=own,
+        after=spec.after,
+        if_dead=spec.if_dead,
+        run_at=item.enqueue_at,
+        delay=None if item.delay is None else checked_seconds(item.delay, "delay"),
+        payload=item.payload,
+        encoding=item.encoding,
+        reference=item.reference,
+        key=item.key,
+        priority=item.priority,
+        max_attempts=item.max_attempts,
+        expire_timeout=None if expire is None else checked_seconds(expire, "expire_timeout"),
+        correlation_id=item.correlation_id or uuid.uuid4().hex,  # tells whose link its job was made from
+    )
+
+
+async def _check_retention(api: Api, queues: set[str]) -> None:
+    for name in queues:
+        try:
+            info = await api.queue_info(name)
+        except Forbidden:
+            continue  # the look at the jobs themselves decides
+        if not info.completed_retention:
+            raise InvalidRequest(
+                f"queue {name!r} forgets its jobs as they complete (completed_retention is 0), so none can wait for"
+                " them; give it a completed_retention"
+            )
+
+
+async def _produce(api: Api, link: Link, item: NewItem, on_conflict: OnConflict) -> Produced:
+    """The link, then the job."""
+    if item.id is not None and (found := await look(api, link.queue, item.id)) is not None:
+        if on_conflict == "reject":
+            raise _taken(f"id {item.id!r}", found.id)
+        return Produced(found.id, found.correlation_id, True)
+    await ensure_queue(api, LINKS_QUEUE)
+    name = link_id(link.queue, link.id)
+    made = NewItem(payload=msgspec.msgpack.encode(link), id=name, kind=item.kind, encoding=MSGPACK, reference=link.id)
+    try:
+        await api.produce(LINKS_QUEUE, [made], on_conflict="replace")
+    except KeyConflict:
+        pass  # the same job was enqueued just now, and a worker follows its link already
+    [produced] = await api.produce(link.queue, [held_item(link, item.kind)])
+    if not produced.duplicate:
+        return produced
+    found = await look(api, link.queue, link.id) if produced.id == link.id else None
+    if found is not None and (found.correlation_id, found.payload) == (link.correlation_id, link.payload):
+        return Produced(found.id, found.correlation_id, False)  # a worker found our link before we came to this
+    if found is None:
+        await _cancel(api, LINKS_QUEUE, name)  # key or id are those of another job, or of one that has ended
+    if on_conflict == "reject":
+        raise _taken("the id or key", produced.id)
+    return produced
+
+
+def _taken(what: str, item_id: str) -> KeyConflict:
+    return KeyConflict(f"{what} is taken by item {item_id}; use another")
+
+
+async def _cancel(api: Api, queue: str, item_id: str) -> None:
+    try:
+        await api.cancel(queue, [item_id])
+    except Forbidden:
+        pass  # a worker that comes to the link sees the same, and does it

@@ -1,0 +1,182 @@
+"""One attempt of a task, from what was leased to its outcome. Whoever runs tasks runs them through here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from millpond.jobs.names import KINDS, TASK
+from millpond.jobs.spec import MSGPACK, JobSpec
+from millpond.model import STATE_DOC_BYTES_MAX
+from millpond.tasks.arguments import Arguments
+from millpond.tasks.connection import Connection
+from millpond.tasks.context import Context, reset_current, set_current
+from millpond.tasks.errors import GiveUp, Interrupted, RetryLater, WrongArguments
+from millpond.tasks.numbers import odd_number
+from millpond.worker.executors import DONE, Outcome, Running
+
+if TYPE_CHECKING:
+    from millpond.tasks.declared import Declared
+
+log = logging.getLogger("millpond.tasks")
+
+INTERRUPTED: Final = Outcome(ok=False, error="interrupted")  # who interrupts it knows why
+_SMALL_INT: Final = 1 << 63  # beyond it not every store can say it
+
+
+class Runs(Protocol):
+    """A task, or the handler of a queue's plain items (it has no arguments: it is given the item)."""
+
+    function: Callable[..., Any]
+    arguments: Arguments | None
+
+
+class Found(Protocol):
+    """What can be run here: the tasks by name, the handlers by queue. An App is one."""
+
+    @property
+    def tasks(self) -> Mapping[str, Any]: ...
+
+    @property
+    def consumers(self) -> Mapping[str, Any]: ...
+
+    @property
+    def schedules(self) -> Mapping[str, Declared]: ...
+
+    @property
+    def connection(self) -> Connection: ...
+
+
+def found_for(found: Found, job: Running) -> Any:
+    """The task or consumer that the job is for; None: there is none here."""
+    if job.spec is not None:
+        return None if job.spec.task is None else found.tasks.get(job.spec.task)
+    return None if job.item.kind in KINDS else found.consumers.get(job.queue)
+
+
+class Refused(Exception):
+    """The job cannot be begun; its outcome."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+def perform(found: Found, context: Context, spec: JobSpec | None, leave: Callable[[], None] | None = None) -> Outcome:
+    """In the calling thread. `leave` is called when the function has ended: what follows must not be interrupted."""
+    before = set_current(context)
+    try:
+        run, args, kwargs = prepared(found, context, spec)
+        try:
+            result = run.function(*args, **kwargs)
+        except Exception as error:
+            if leave is not None:
+                leave()
+            return failed(error, context)
+        if leave is not None:
+            leave()
+        return finished(result, context)
+    except Refused as refused:
+        return refused.outcome
+    except Interrupted:
+        return INTERRUPTED
+    except BaseException as error:  # a task may well exit
+        return failed(error, context)
+    finally:
+        reset_current(before)
+
+
+async def perform_async(found: Found, context: Context, spec: JobSpec | None) -> Outcome:
+    """On the calling loop, in a task of its own. A cancellation is INTERRUPTED."""
+    set_current(context)
+    try:
+        run, args, kwargs = prepared(found, context, spec)
+        return finished(await run.function(*args, **kwargs), context)
+    except Refused as refused:
+        return refused.outcome
+    except (asyncio.CancelledError, Interrupted):
+        return INTERRUPTED
+    except BaseException as error:
+        return failed(error, context)
+
+
+# ---- before -----------------------------------------------------------------------------------------------
+
+
+def prepared(found: Found, context: Context, spec: JobSpec | None) -> tuple[Runs, Sequence[Any], Mapping[str, Any]]:
+    """What to call and with what. Arguments that do not fit will not fit the next time: such a job is dead."""
+    if spec is None:
+        return _handler(found, context), (context.item,), {}
+    if spec.task is None or (task := found.tasks.get(spec.task)) is None:
+        raise Refused(Outcome(ok=False, error=f"task {spec.task!r:.200} is not registered here; look at the app"))
+    try:
+        args, kwargs = task.arguments.convert(spec.args, spec.kwargs, context.item.encoding, context)
+    except WrongArguments as error:
+        raise Refused(Outcome(ok=False, dead=True, error=str(error))) from None
+    return task, args, kwargs
+
+
+def _handler(found: Found, context: Context) -> Runs:
+    if context.item.kind == TASK:
+        raise Refused(Outcome(ok=False, dead=True, error="the payload is not a job; enqueue it again"))
+    run: Runs | None = found.consumers.get(context.queue)
+    if run is None:
+        raise Refused(Outcome(ok=False, error=f"the app has no consumer for {context.queue}; look at the app"))
+    return run
+
+
+# ---- after ------------------------------------------------------------------------------------------------
+
+
+def finished(result: Any, context: Context) -> Outcome:
+    """A result that cannot be kept is the end of the job: it has run, and another run would end no better."""
+    if result is None:
+        return DONE
+    if isinstance(result, bool) or (type(result) is int and -_SMALL_INT <= result < _SMALL_INT):
+        return Outcome(ok=True, result=result)
+    try:
+        kept = stored(result, context.item.encoding)
+        size = len(msgspec.msgpack.encode(kept))
+    except OverflowError:
+        why = "the task is done, but its result has a whole number beyond 64 bits; return it as text"
+        return Outcome(ok=False, dead=True, error=why)
+    except (TypeError, ValueError, RecursionError) as error:
+        why = f"the task is done, but its result cannot be kept ({error}); return JSON values"
+        return Outcome(ok=False, dead=True, error=why)
+    if size > STATE_DOC_BYTES_MAX:
+        why = f"the task is done, but its result has {size} bytes, over {STATE_DOC_BYTES_MAX}; store it elsewhere"
+        return Outcome(ok=False, dead=True, error=why)
+    return Outcome(ok=True, result=kept)
+
+
+def stored(result: Any, encoding: str) -> Any:
+    """As plain values; MessagePack has bytes too. Where a result is kept there is no NaN, whatever its encoding."""
+    packed = encoding == MSGPACK
+    sent = b"null" if packed else msgspec.json.encode(result)
+    if b"null" in sent and (odd := odd_number(result)) is not None:
+        raise ValueError(f"it has {odd}, which is no JSON number")
+    return msgspec.to_builtins(result, builtin_types=(bytes,), str_keys=True) if packed else msgspec.json.decode(sent)
+
+
+def failed(error: BaseException, context: Context) -> Outcome:
+    if isinstance(error, RetryLater):
+        return Outcome(ok=False, error=str(error), delay=error.delay)
+    if isinstance(error, GiveUp):
+        return Outcome(ok=False, error=str(error), dead=True)
+    what = context.task or f"the consumer of {context.queue}"
+    log.warning("%s failed: job %s, attempt %d", what, context.id, context.attempt, exc_info=error)
+    return Outcome(ok=False, error=told(error))
+
+
+def told(error: BaseException) -> str:
+    """The error in words, and the place in the task that it came from."""
+    words = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    if len(frames) < 2:  # the first is ours
+        return words
+    last = frames[-1]
+    return f"{words}\n  at {last.filename}:{last.lineno} in {last.name}"

@@ -1,0 +1,204 @@
+"""What a process of a pool does: jobs in, outcomes out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, Final
+
+from millpond.errors import InvalidRequest, MillpondError, made
+from millpond.jobs.names import KINDS
+from millpond.jobs.spec import JobSpec, decode
+from millpond.model import LeasedItem
+from millpond.tasks.app import App
+from millpond.tasks.calling import INTERRUPTED, log, perform, told
+from millpond.tasks.context import Context
+from millpond.tasks.errors import Interrupted
+from millpond.tasks.frames import (
+    READ_BYTES,
+    Answer,
+    Broken,
+    Ended,
+    FromProcess,
+    Hello,
+    Job,
+    Limit,
+    Logged,
+    Progress,
+    Ready,
+    ToProcess,
+    Unpacking,
+    Write,
+    decode_to_process,
+    packed,
+)
+from millpond.tasks.loading import load_app
+from millpond.tasks.tickets import read_ticket
+from millpond.worker.executors import Outcome
+
+TEXT_CHARS_MAX: Final = 8_192  # of a line in the log: more is cut there anyway
+TRACE_CHARS_MAX: Final = 65_536  # its end is where the error is
+
+
+class Line:
+    """The sockets to the worker. What a task asks is answered before the next job is looked at."""
+
+    def __init__(self, channel: socket.socket, tickets: socket.socket) -> None:
+        self._channel = channel
+        self._tickets = tickets
+        self._unpacking = Unpacking()
+        self._waiting: deque[ToProcess] = deque()
+        self._one = threading.Lock()  # a task may have threads of its own
+
+    def send(self, frame: FromProcess) -> None:
+        with self._one:
+            self._channel.sendall(packed(frame))
+
+    def next(self) -> ToProcess | None:
+        """None: the worker has closed it."""
+        while not self._waiting:
+            data = self._channel.recv(READ_BYTES)
+            if not data:
+                return None
+            self._waiting.extend(decode_to_process(body) for body in self._unpacking.feed(data))
+        return self._waiting.popleft()
+
+    def next_job(self) -> Job | None:
+        """Those before it were taken back."""
+        number = read_ticket(self._tickets)
+        if number is None:
+            return None
+        while isinstance(job := self.next(), Job):
+            if job.number == number:
+                return job
+        return None
+
+    def ask(self, frame: FromProcess) -> Answer:
+        with self._one:
+            self._channel.sendall(packed(frame))
+            early: list[ToProcess] = []
+            while not isinstance(found := self.next(), Answer):
+                if found is None:
+                    raise Interrupted
+                early.append(found)
+            self._waiting.extendleft(reversed(early))
+        if found.code is not None:
+            raise made(found.code, found.error)
+        return found
+
+
+class Forwards(logging.Handler):
+    """What is logged in this process is logged by the worker, in the form that it has: stderr is shared by all."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self._line = line
+        self._pid = os.getpid()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.getpid() != self._pid:  # a process that a task has forked: the line is not its own
+            return
+        try:
+            trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else record.stack_info
+            kept = None if trace is None else trace[-TRACE_CHARS_MAX:]
+            self._line.send(Logged(record.name, record.levelno, record.getMessage()[:TEXT_CHARS_MAX], kept))
+        except Exception:  # nobody hears it, or its arguments do not fit: no reason to stop the task
+            pass
+
+
+class LineNotes:
+    """The state document, by way of the worker."""
+
+    def __init__(self, line: Line, doc: Any) -> None:
+        self.doc = doc
+        self.cancelled = False
+        self._line = line
+
+    def progress(self, progress: dict[str, Any]) -> None:
+        self._line.send(Progress(progress))
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        answer = self._line.ask(Write(dict(state)))
+        self.doc = dict(state)
+        self.cancelled = self.cancelled or answer.cancelled
+
+    async def write_async(self, state: Mapping[str, Any]) -> None:
+        self.write(state)
+
+    def max_attempts(self) -> int | None:
+        found: int | None = self._line.ask(Limit()).value
+        return found
+
+
+class Work:
+    """SIGTERM interrupts a task, and nothing else: between tasks there is nobody to interrupt."""
+
+    def __init__(self, channel: socket.socket, tickets: socket.socket) -> None:
+        self._line = Line(channel, tickets)
+        self._in_task = False
+        signal.signal(signal.SIGTERM, self._terminated)
+
+    def run(self) -> None:
+        hello = self._line.next()
+        if not isinstance(hello, Hello):
+            return
+        logging.basicConfig(handlers=[Forwards(self._line)], level=hello.level)
+        try:
+            app = _load(hello)
+        except MillpondError as error:
+            self._line.send(Broken(error.message))
+            return
+        except BaseException as error:
+            log.error("the app cannot be loaded", exc_info=error)
+            self._line.send(Broken(told(error)))
+            return
+        self._line.send(Ready())
+        while (job := self._line.next_job()) is not None:
+            self._line.send(Ended(self._perform(app, job)))
+        app.close()
+
+    def _perform(self, app: App, job: Job) -> Outcome:
+        """An interruption that comes when the task has just ended finds our own code, and changes nothing."""
+        outcome: Outcome | None = None
+        try:
+            fields = job.fields
+            item = LeasedItem(fields.payload, 0, None, fields)
+            spec = _spec(item)
+            context = Context(
+                item, job.queue, None if spec is None else spec.task, LineNotes(self._line, fields.state_doc)
+            )
+            self._in_task = True
+            outcome = perform(app, context, spec)
+            self._in_task = False
+        except Interrupted:
+            self._in_task = False
+        return outcome or INTERRUPTED
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        if self._in_task:
+            self._in_task = False  # once
+            raise Interrupted
+
+
+def _load(hello: Hello) -> App:
+    sys.path.extend(entry for entry in hello.path if entry not in sys.path)
+    app = load_app(hello.place)
+    app.connection.where = hello.where
+    return app
+
+
+def _spec(item: LeasedItem) -> JobSpec | None:
+    """The worker has looked at it: what is no job is an item for a consumer."""
+    if item.kind not in KINDS:
+        return None
+    try:
+        return decode(item.payload, item.encoding)
+    except InvalidRequest:
+        return None

@@ -1,0 +1,293 @@
+"""One process of a pool, as the worker sees it: what it has in hand, and how it is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from msgspec.structs import replace
+
+from millpond.errors import InvalidRequest, MillpondError
+from millpond.tasks.ending import end_tree
+from millpond.tasks.entries import Entry
+from millpond.tasks.frames import (
+    Answer,
+    Broken,
+    Ended,
+    Hello,
+    Job,
+    Limit,
+    Logged,
+    Progress,
+    Ready,
+    Unpacking,
+    Write,
+    decode_from_process,
+    packed,
+)
+from millpond.tasks.notes import ItemNotes
+from millpond.tasks.tickets import Tickets
+from millpond.worker.executors import Outcome
+from millpond.worker.tree import signal_group
+
+GRACE_S: Final = 5.0  # for a task to end once it was interrupted; then it is killed
+LOAD_S: Final = 60.0  # to import the app: it may be large
+CLOSE_S: Final = 5.0  # for a process that has nothing to do to end
+
+OnEnded = Callable[["Process", Entry, Outcome, float], None]
+OnGone = Callable[["Process", str, Sequence[Entry]], None]
+
+
+class Process(asyncio.Protocol):
+    """`ended` is called with each job, `gone` once when the process has ended, with what it had in hand."""
+
+    def __init__(self, hello: Hello, ended: OnEnded, gone: OnGone) -> None:
+        self._hello = hello
+        self._on_ended = ended
+        self._on_gone = gone
+        self._entries: deque[Entry] = deque()
+        self._tickets = Tickets()
+        self._unpacking = Unpacking()
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[None] = self._loop.create_future()
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._life = -1
+        self._kill: asyncio.TimerHandle | None = None
+        self._began_at = 0.0
+        self._closing = False
+        self._answers: set[asyncio.Task[None]] = set()
+        self._again: list[Entry] = []
+        self.ended: Entry | None = None  # the job that it was ended for
+        self.served = 0
+        self.looked_at = 0.0  # at its memory
+        self.spent = False  # it has used all that it may
+        self.wanted_to_end = False
+        self.gone: str | None = None  # how, once it has
+
+    @property
+    def ready(self) -> bool:
+        return self._loaded.done() and not self._lost.done() and not self.wanted_to_end and not self._closing
+
+    @property
+    def count(self) -> int:
+        """Jobs in hand."""
+        return len(self._entries)
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has been at the one in hand."""
+        return self._loop.time() - self._began_at if self._entries else 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    # ---- life -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when it has loaded the app; InvalidRequest if it cannot. `close` it in either case."""
+        channel = await self._spawn()
+        await self._loop.create_connection(lambda: self, sock=channel)
+        self._send(replace(self._hello, path=sys.path, level=logging.getLogger().getEffectiveLevel()))
+        try:
+            async with asyncio.timeout(LOAD_S):
+                await asyncio.shield(self._loaded)
+        except TimeoutError:
+            raise InvalidRequest(f"{self._hello.place} was not loaded within {LOAD_S:g} s; mend it") from None
+
+    async def _spawn(self) -> socket.socket:
+        """Our end of the channel. The pipe of its life has its other end here: it ends with this process."""
+        ours, theirs = socket.socketpair()
+        life, self._life = os.pipe()
+        passed = (theirs.fileno(), life, self._tickets.theirs)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "millpond.tasks.child", *map(str, passed)),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            os.close(self._life)
+            raise
+        finally:
+            theirs.close()
+            os.close(life)
+        self._watch = self._loop.create_task(self._wait(self._process))
+        return ours
+
+    async def close(self) -> None:
+        """One that has nothing to do ends by itself; what does not is killed."""
+        self._closing = self.wanted_to_end = True
+        if self._transport is not None and not self._entries and self._loaded.done():
+            self._transport.close()
+        else:
+            self._end_now()
+        self._tickets.close()
+        if self._watch is not None:
+            timer = self._loop.call_later(CLOSE_S, self._end_now)
+            await self._watch
+            timer.cancel()
+
+    def retire(self) -> None:
+        """After its last job: another is to take its place."""
+        self.wanted_to_end = True
+        self._tickets.close()
+        if self._transport is not None:
+            self._transport.close()
+
+    async def _wait(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if self._transport is not None:
+            await asyncio.wait([self._lost], timeout=CLOSE_S)  # what it said last
+        signal_group(process.pid, signal.SIGKILL)
+        os.close(self._life)
+        self._tickets.close()
+        if self._kill is not None:
+            self._kill.cancel()
+        self.gone = how = _in_words(code)
+        if not self._loaded.done():
+            self._loaded.set_exception(InvalidRequest(f"the process ended before it had loaded the app: {how}"))
+        left, self._entries = [*self._again, *self._entries], deque()
+        self._on_gone(self, how, left)
+
+    # ---- jobs -------------------------------------------------------------------------------------------------
+
+    def put(self, entry: Entry) -> None:
+        entry.running = self
+        entry.begun = True
+        self._entries.append(entry)
+        self._send(Job(self._tickets.give(), entry.job.queue, entry.job.item.fields))
+        if len(self._entries) == 1:
+            self._begin(entry)
+
+    def take_back(self) -> list[Entry]:
+        """What it was sent and has not begun: it never will."""
+        taken = [self._entries.pop() for _ in range(self._tickets.take_back())]
+        for entry in taken:
+            entry.running, entry.begun = None, False
+            if entry.timer is not None:
+                entry.timer.cancel()
+                entry.timer = None
+        return taken[::-1]
+
+    def _begin(self, entry: Entry) -> None:
+        """It is the one in hand now."""
+        self._began_at = entry.job.started_at = self._loop.time()
+        if entry.timeout is not None:
+            entry.timer = self._loop.call_later(entry.timeout, self._time_out, entry)
+        if entry.job.ending is not None:
+            self.end(entry, at_once=entry.job.ending == "lease_lost")
+
+    def _time_out(self, entry: Entry) -> None:
+        entry.timed_out = True
+        self.end(entry, at_once=False)
+
+    def end(self, entry: Entry, *, at_once: bool) -> None:
+        """The job in hand, and with it the process. One that waits behind it is ended when it is its turn."""
+        if not self._entries or self._entries[0] is not entry or self._process is None:
+            return
+        self.wanted_to_end = True
+        self.ended = entry
+        if at_once:
+            self._end_now()
+        elif self._kill is None:
+            _interrupt(self._process)
+            self._kill = self._loop.call_later(GRACE_S, self._end_now)
+
+    def _end_now(self) -> None:
+        self.wanted_to_end = True
+        if self._process is not None and self._process.returncode is None:
+            end_tree(self._process.pid)
+
+    # ---- what it says -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._unpacking.feed(data):
+            self._said(decode_from_process(body))
+
+    def _said(self, frame: Any) -> None:
+        if isinstance(frame, Ended):
+            self._job_ended(frame.outcome)
+        elif isinstance(frame, Logged):
+            _log(frame)
+        elif isinstance(frame, Ready):
+            self._loaded.set_result(None)
+        elif isinstance(frame, Broken):
+            self._loaded.set_exception(InvalidRequest(f"the app cannot be loaded: {frame.error}"))
+        elif self._entries and isinstance(frame, Progress):
+            self._entries[0].notes.progress(frame.progress)
+        elif self._entries:
+            task = self._loop.create_task(self._answer(self._entries[0].notes, frame))
+            self._answers.add(task)
+            task.add_done_callback(self._answers.discard)
+
+    def _job_ended(self, outcome: Outcome) -> None:
+        entry = self._entries.popleft()
+        self.served += 1
+        if self.ended not in (None, entry) and not outcome.ok:  # the end of the one before has hit this one
+            self._again.append(entry)
+            return
+        now = self._loop.time()
+        seconds, self._began_at = now - self._began_at, now
+        if self.wanted_to_end and self._kill is not None:
+            self._end_now()  # with what the task has started
+        if self._entries and not self.wanted_to_end:
+            self._begin(self._entries[0])
+        self._on_ended(self, entry, outcome, seconds)
+
+    async def _answer(self, notes: ItemNotes, frame: Write | Limit) -> None:
+        try:
+            if isinstance(frame, Write):
+                await notes.write_async(frame.state)
+                answer = Answer(cancelled=notes.cancelled)
+            else:
+                answer = Answer(await notes.max_attempts_async())
+        except MillpondError as error:
+            answer = Answer(code=error.code, error=error.message)
+        self._send(answer)
+
+    def _send(self, frame: Hello | Job | Answer) -> None:
+        if self._transport is not None:
+            self._transport.write(packed(frame))
+
+
+def _log(said: Logged) -> None:
+    """As if it had been said here."""
+    logger = logging.getLogger(said.name)
+    if logger.isEnabledFor(said.level):
+        logger.handle(logger.makeRecord(said.name, said.level, "", 0, said.text, (), None, sinfo=said.trace))
+
+
+def _interrupt(process: asyncio.subprocess.Process) -> None:
+    try:
+        process.send_signal(signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it has gone, and that is told
+
+
+def _in_words(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

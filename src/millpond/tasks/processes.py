@@ -1,0 +1,212 @@
+"""Plain tasks in processes of their own: as many cores as there are slots, and an end that no task can refuse.
+
+Each process is a fresh Python that loads the app by its place; no function and no object of the worker is handed over.
+When a task's time is over, or nobody wants it any more, it is interrupted, and after a moment killed with all that it
+has started; another process takes the place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from millpond.api import Api
+from millpond.errors import InvalidRequest
+from millpond.tasks.calling import INTERRUPTED, Found, found_for, log
+from millpond.tasks.connection import Where
+from millpond.tasks.entries import Entry, Outcomes
+from millpond.tasks.frames import Hello
+from millpond.tasks.portal import Portal
+from millpond.tasks.process import Process
+from millpond.worker.executors import DEFERRED, Done, Outcome, Running, Why
+from millpond.worker.memory import resident_bytes
+from millpond.worker.restarts import pause, remembered
+
+FORCED_S: Final = 8.0  # for tasks to end by force: their own grace, and some
+AHEAD: Final = 16  # jobs that are sent to a process before it has ended the one in hand, if they are short
+SHORT_S: Final = 0.002  # as short as that: then the way there and back counts
+RSS_LOOK_S: Final = 0.1  # between looks at the memory of a process
+MOMENT_S: Final = 0.02  # behind a job that takes longer none waits: another process may be free, or what it waits for
+
+
+class ProcessPool:
+    """An Executor that takes a backlog. `slots` processes."""
+
+    def __init__(
+        self,
+        app: Found,
+        api: Api,
+        slots: int,
+        place: str,
+        where: Where,
+        process_jobs_max: int | None = None,
+        process_rss_max: int | None = None,
+    ) -> None:
+        self._app = app
+        self._api = api
+        self._slots = slots
+        self._hello = Hello(place, where, [])
+        self._jobs_max = process_jobs_max
+        self._rss_max = process_rss_max
+        self._waiting: deque[Entry] = deque()
+        self._processes: list[Process] = []
+        self._crashes: list[float] = []
+        self._average = SHORT_S  # seconds that a job takes
+        self._look: asyncio.TimerHandle | None = None  # at what waits behind a long one
+        self._starting: set[asyncio.Task[None]] = set()
+        self._open = False  # processes that end are replaced
+
+    def accepts(self, job: Running) -> bool:
+        found = found_for(self._app, job)
+        return found is not None and not found.is_async
+
+    async def start(self) -> None:
+        """Until all processes have loaded the app: one that cannot is told at once."""
+        self._loop = loop = asyncio.get_running_loop()
+        self._portal = Portal(loop, self._api)
+        self._app.connection.bind(self._portal)
+        self._outcomes = Outcomes(loop)
+        self._waiting.clear()
+        self._processes = [Process(self._hello, self._ended, self._gone) for _ in range(self._slots)]
+        results = await asyncio.gather(*[process.start() for process in self._processes], return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                await self.stop(force=True)
+                raise result
+        self._open = True
+        for process in list(self._processes):
+            if process.gone is not None:
+                self._gone(process, process.gone, ())
+
+    async def stop(self, *, force: bool) -> None:
+        if force:
+            self._outcomes.end_all(self.end)
+        if not await self._outcomes.idle(FORCED_S if force else None):
+            log.warning("%d tasks do not end; their processes are killed", self._outcomes.count)
+        self._open = False
+        if self._look is not None:
+            self._look.cancel()
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*[process.close() for process in self._processes])
+        self._processes = []
+        self._app.connection.unbind(self._portal)
+
+    def run(self, job: Running, done: Done) -> None:
+        found = found_for(self._app, job)
+        timeout = job.spec.timeout if job.spec is not None else found.timeout
+        job.own = entry = Entry(job, done, self._portal, timeout)
+        self._outcomes.expect(entry)
+        self._waiting.append(entry)
+        self._fill()
+
+    def take_back(self) -> Sequence[Running]:
+        entries = [*(entry for process in self._processes for entry in process.take_back()), *self._waiting]
+        self._waiting.clear()
+        self._outcomes.forget(entries)
+        return [entry.job for entry in entries]
+
+    def extended(self, job: Running) -> None:
+        """The lease is the runner's: it ends the job if that is lost."""
+
+    def end(self, job: Running, why: Why) -> None:
+        entry: Entry = job.own
+        entry.notes.cancelled = True
+        if entry in self._waiting:
+            self._waiting.remove(entry)
+            self._outcomes.tell(entry, DEFERRED if why == "stopping" else INTERRUPTED)
+        elif isinstance(entry.running, Process):
+            entry.running.end(entry, at_once=why == "lease_lost")
+
+    # ---- jobs to processes ------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """One each first; more only where they are short."""
+        depth = 0
+        most = AHEAD if self._average < SHORT_S else 1
+        while self._waiting and depth < most:
+            depth += 1
+            for process in self._processes:
+                if self._waiting and process.count < depth and self._is_free(process):
+                    process.put(self._waiting.popleft())
+        if depth > 1 and self._look is None:
+            self._look = self._loop.call_later(MOMENT_S, self._take_from_long)
+
+    def _take_from_long(self) -> None:
+        """What waits behind a job that is not short after all: another process may be free."""
+        self._look = None
+        behind = [process for process in self._processes if process.count > 1]
+        for process in behind:
+            if process.seconds >= MOMENT_S:
+                self._waiting.extendleft(reversed(process.take_back()))
+        if behind:
+            self._look = self._loop.call_later(MOMENT_S, self._take_from_long)
+        self._fill()
+
+    def _is_free(self, process: Process) -> bool:
+        return process.ready and self._may_serve(process) and process.seconds < MOMENT_S
+
+    def _may_serve(self, process: Process) -> bool:
+        if process.spent:
+            return False
+        return self._jobs_max is None or process.served + process.count < self._jobs_max
+
+    def _look_at_memory(self, process: Process) -> None:
+        """Between jobs, but not for each of many."""
+        now = self._loop.time()
+        if self._rss_max is not None and process.pid is not None and now - process.looked_at >= RSS_LOOK_S:
+            process.looked_at = now
+            process.spent = resident_bytes(process.pid) > self._rss_max
+
+    def _ended(self, process: Process, entry: Entry, outcome: Outcome, seconds: float) -> None:
+        self._average += 0.1 * (seconds - self._average)
+        self._outcomes.put(entry, outcome)
+        self._look_at_memory(process)
+        if not process.count and not self._may_serve(process):
+            process.retire()
+        self._fill()
+
+    # ---- processes that end -----------------------------------------------------------------------------------
+
+    def _gone(self, process: Process, how: str, left: Sequence[Entry]) -> None:
+        """Of those left the first was in hand. Where we killed the process for another it begins anew, as the rest."""
+        if left and process.ended in (None, left[0]):
+            self._outcomes.put(left[0], Outcome(ok=False, error=f"the process of the task died: {how}"))
+            left = left[1:]
+        for entry in reversed(left):
+            if entry.job.ending is None:
+                self._waiting.appendleft(entry)
+            else:
+                self._outcomes.put(entry, INTERRUPTED)
+        if not self._open or process not in self._processes:
+            return
+        now = self._loop.time()
+        if not process.wanted_to_end:
+            log.warning("a process of the pool died: %s; another takes its place", how)
+            self._crashes = [*remembered(self._crashes, now), now]
+        wait = 0.0 if process.wanted_to_end else pause(self._crashes, now)
+        task = self._loop.create_task(self._replace(process, wait))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _replace(self, old: Process, wait: float) -> None:
+        while True:
+            await asyncio.sleep(wait)
+            process = Process(self._hello, self._ended, self._gone)
+            try:
+                await process.start()
+            except (InvalidRequest, OSError) as error:
+                await process.close()
+                log.error("a process of the pool could not be started: %s", error)
+                self._crashes.append(self._loop.time())
+                wait = pause(self._crashes, self._loop.time())
+            except BaseException:
+                await process.close()
+                raise
+            else:
+                self._processes[self._processes.index(old)] = process
+                self._fill()
+                return

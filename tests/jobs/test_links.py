@@ -1,0 +1,351 @@
+"""Jobs that wait for others."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from millpond import NewItem
+from millpond.errors import InvalidRequest, KeyConflict, NotFound
+from millpond.jobs import links
+from millpond.jobs.control import cancel, find_job, link_of, release, retry_dead
+from millpond.jobs.enqueue import enqueue
+from millpond.jobs.held import link_id
+from millpond.jobs.names import LINKS_QUEUE
+from millpond.jobs.spec import IfDead
+from millpond.jobs.view import JobState
+from millpond.model import State
+from tests.jobs.conftest import Mill, Run, command
+from tests.jobs.trouble import Killed, Trouble
+
+
+async def following(mill: Mill, api: Any = None) -> asyncio.Task[None]:
+    """A worker that has leased the next link and is at it."""
+    [item] = await mill.pond.lease(LINKS_QUEUE, lease_timeout=links.LINK_LEASE)
+    return asyncio.create_task(links.follow(api or mill.pond, item, mill.now))
+
+
+async def state_of(mill: Mill, id: str) -> JobState:
+    return (await find_job(mill.pond, id)).state
+
+
+async def links_left(mill: Mill) -> int:
+    counts = (await mill.pond.stats(LINKS_QUEUE)).counts
+    return counts["ready"] + counts["scheduled"] + counts["leased"]
+
+
+def test_a_job_runs_when_those_it_waits_for_have_completed(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        for parent in ("a", "b"):
+            await enqueue(mill.pond, "jobs", command(parent), id=parent)
+        await enqueue(mill.pond, "jobs", command("child"), id="c", after=["a", "jobs/b"])
+        job = await find_job(mill.pond, "c")
+        assert (job.state, job.held, job.run_at, job.after) == (JobState.PENDING, True, None, ["a", "jobs/b"])
+        task = await following(mill)
+        assert await mill.work() == "a"
+        assert await mill.work() == "b"
+        await task
+        assert await links_left(mill) == 0
+        assert not (await find_job(mill.pond, "c")).held
+        assert await mill.work() == "c"
+
+    run(act)
+
+
+def test_a_job_waits_for_none_that_have_completed_already(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        await mill.work()
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"])
+        assert await mill.work() == "b"
+
+    run(act)
+
+
+def test_a_job_without_an_id_gets_one_when_it_waits(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        parent = await enqueue(mill.pond, "jobs", command())
+        child = await enqueue(mill.pond, "other", command(), after=[f"jobs/{parent.id}"])
+        task = await following(mill)
+        await mill.work()
+        await task
+        assert await mill.work("other") == child.id
+
+    run(act)
+
+
+@pytest.mark.parametrize("end", ["dead", "cancelled", "gone"])
+def test_a_job_is_cancelled_when_one_it_waits_for_will_not_complete(run: Run, end: str) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a", max_retries=1)
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"])
+        await enqueue(mill.pond, "jobs", command(), id="c", after=["b"])
+        task = await following(mill)
+        if end == "dead":
+            await mill.work(error="exit code 1")
+        elif end == "cancelled":
+            await cancel(mill.pond, "jobs", "a")
+        else:
+            await mill.pond.clear("jobs", ["ready"])
+        await task
+        assert await state_of(mill, "b") == JobState.CANCELLED
+        await (await following(mill))
+        assert await state_of(mill, "c") == JobState.CANCELLED
+        assert await links_left(mill) == 0
+
+    run(act)
+
+
+def test_a_job_that_waits_for_a_dead_one_is_cancelled_at_once(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a", max_retries=1)
+        await mill.work(error="no")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"])
+        assert await state_of(mill, "b") == JobState.CANCELLED
+        await (await following(mill))
+        assert await links_left(mill) == 0
+
+    run(act)
+
+
+def test_a_job_can_be_held_until_the_dead_one_was_revived(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a", max_retries=1)
+        await mill.work(error="no")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"], if_dead="hold")
+        await (await following(mill))
+        assert (await find_job(mill.pond, "b")).held
+        await retry_dead(mill.pond, "jobs", "a")
+        assert await mill.work() == "a"
+        mill.pass_(links.HOLD_LOOK)
+        await (await following(mill))
+        assert await mill.work() == "b"
+
+    run(act)
+
+
+def test_a_job_waits_for_its_time_too(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"], run_at=mill.now + timedelta(hours=30))
+        await enqueue(mill.pond, "jobs", command(), id="c", after=["a"], delay="31h")
+        await mill.work()
+        for _ in range(2):
+            await (await following(mill))
+        assert await mill.pond.lease("jobs") == []
+        for id in ("b", "c"):
+            mill.pass_(30 * 3600 if id == "b" else 3600)  # longer than the completed job is kept
+            await (await following(mill))
+            assert await mill.work() == id
+
+    run(act)
+
+
+@pytest.mark.parametrize("call", ["produce", "make_ready", "complete", "get_item"])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_worker_that_dies_anywhere_leaves_the_job_to_run_once(run: Run, call: str, done: bool) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        with pytest.raises(Killed):  # who enqueues dies between the link and the job
+            await enqueue(
+                Trouble(mill.pond, "produce", done=False, queue="jobs"), "jobs", command(), id="b", after=["a"]
+            )
+        await mill.work()
+        task = await following(mill, Trouble(mill.pond, call, done=done))
+        await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(task.exception(), Killed)
+        mill.pass_(links.LINK_LEASE + 1)
+        if await links_left(mill):
+            await (await following(mill))
+        assert await mill.work() == "b"
+        assert await mill.pond.lease("jobs") == []
+        assert await links_left(mill) == 0
+
+    run(act)
+
+
+def test_a_job_that_was_cancelled_long_ago_is_not_brought_back_by_its_link(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a", delay="30d")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"])
+        await cancel(mill.pond, "jobs", "b")
+        mill.pass_(3 * 86_400)  # no worker all the while
+        await (await following(mill))
+        assert await links_left(mill) == 0
+        with pytest.raises(NotFound):
+            await find_job(mill.pond, "b")
+
+    run(act)
+
+
+def test_a_link_makes_way_for_others_and_knows_what_has_completed(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        for parent in ("a", "b"):
+            await enqueue(mill.pond, "jobs", command(), id=parent)
+        for child in ("c", "d"):
+            await enqueue(mill.pond, "jobs", command(), id=child, after=["a", "b"])
+        await mill.work()
+        task = await following(mill)
+        while not task.done():
+            mill.pass_(1)
+            await mill.pond.stats("jobs")
+        link = await link_of(mill.pond, "jobs", "c")
+        assert link is not None
+        assert (link.state, link.state_doc) == (State.READY, {"done": ["jobs/a"]})
+        [other] = await mill.pond.lease(LINKS_QUEUE)
+        assert other.id == link_id("jobs", "d")
+
+    run(act)
+
+
+def test_a_link_with_nobody_behind_it_stays_with_its_worker(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"])
+        task = await following(mill)
+        began = mill.now
+        while mill.now < began + timedelta(seconds=5 * links.LINK_LEASE):
+            mill.pass_(1)
+            await mill.pond.stats("jobs")
+            await mill.pond.stats(LINKS_QUEUE)
+            for _ in range(50):
+                await asyncio.sleep(0)
+        link = await link_of(mill.pond, "jobs", "b")
+        assert link is not None
+        assert (link.state, link.deliveries) == (State.LEASED, 1)
+        await mill.work()
+        await task
+        assert await mill.work() == "b"
+
+    run(act)
+
+
+def test_a_held_job_can_be_released_by_hand(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a", delay="1h")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"])
+        await release(mill.pond, "jobs", "b")
+        assert await mill.work() == "b"
+        await (await following(mill))
+        assert await links_left(mill) == 0
+
+    run(act)
+
+
+def test_an_id_or_key_that_is_taken_leaves_no_link(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a", key="k")
+        await enqueue(mill.pond, "jobs", command(), id="p", delay="1h")
+        assert (await enqueue(mill.pond, "jobs", command(), id="a", after=["p"])).duplicate
+        assert (await enqueue(mill.pond, "jobs", command(), key="k", after=["p"])).id == "a"
+        for id, key in (("a", None), (None, "k")):
+            with pytest.raises(KeyConflict):
+                await enqueue(mill.pond, "jobs", command(), id=id, key=key, after=["p"], on_conflict="reject")
+        assert await links_left(mill) == 0
+
+    run(act)
+
+
+@pytest.mark.parametrize("if_dead", ["hold", "cancel"])
+def test_a_job_that_a_worker_made_of_its_link_was_enqueued_all_the_same(run: Run, if_dead: IfDead) -> None:
+    """The worker that finds the link may be faster than who enqueues."""
+
+    class Beaten(Trouble):
+        def __getattr__(self, name: str) -> Any:
+            real = getattr(self._pond, name)
+
+            async def late(queue: str, *given: Any, **more: Any) -> Any:
+                if queue == "jobs":
+                    await (await following(mills[0]))
+                return await real(queue, *given, **more)
+
+            return late if name == "produce" else real
+
+    mills: list[Mill] = []
+
+    async def act(mill: Mill) -> None:
+        mills.append(mill)
+        await enqueue(mill.pond, "jobs", command(), id="a", max_retries=1)
+        await mill.work(error="no")
+        beaten = Beaten(mill.pond, "produce", done=True)
+        made = await enqueue(beaten, "jobs", command(), id="b", after=["a"], if_dead=if_dead, on_conflict="reject")
+        assert (made.id, made.duplicate) == ("b", False)
+        assert await state_of(mill, "b") == (JobState.PENDING if if_dead == "hold" else JobState.CANCELLED)
+        with pytest.raises(KeyConflict):
+            await enqueue(mill.pond, "jobs", command(), id="b", after=["a"], on_conflict="reject")
+
+    run(act)
+
+
+def test_what_cannot_be_waited_for_is_refused(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        pond = mill.pond
+        await pond.create_queue("plain")
+        await pond.produce("plain", [NewItem(id="a")])
+        await enqueue(pond, "jobs", command(), id="x")
+        for after, error, says in (
+            ("nobody", NotFound, "no job 'nobody' in queue 'jobs'"),
+            ("nowhere/x", NotFound, "nowhere"),
+            ("plain/a", InvalidRequest, "completed_retention"),
+            ("self", InvalidRequest, "wait for itself"),
+        ):
+            with pytest.raises(error, match=says):
+                await enqueue(pond, "jobs", command(), id="self", after=[after])
+        with pytest.raises(InvalidRequest, match="replace does not go"):
+            await enqueue(pond, "jobs", command(), after=["x"], on_conflict="replace")
+        with pytest.raises(InvalidRequest, match="exclude each other"):
+            await enqueue(pond, "jobs", command(), after=["x"], delay=5, run_at=mill.now)
+
+    run(act)
+
+
+def test_a_link_of_a_kind_other_than_its_jobs_is_dropped(run: Run) -> None:
+    """Who may not enqueue commands cannot have a worker do it."""
+
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        await enqueue(mill.pond, "jobs", command("rm"), id="b", after=["a"])
+        stolen = (await mill.pond.get_item(LINKS_QUEUE, link_id("jobs", "b"))).payload.replace(b"b", b"z")
+        await mill.pond.clear(LINKS_QUEUE)
+        for payload, kind in ((stolen, ""), (stolen, "task"), (b"rubbish", "command")):
+            await mill.pond.produce(LINKS_QUEUE, [NewItem(payload=payload, kind=kind, encoding="msgpack")])
+            await (await following(mill))
+        assert await links_left(mill) == 0
+        assert len(await mill.commands()) == 2
+
+    run(act)
+
+
+def test_links_that_wait_for_the_same_job_share_one_parked_call(run: Run) -> None:
+    class Counting(Trouble):
+        parked = 0
+
+        def __getattr__(self, name: str) -> Any:
+            real = getattr(self._pond, name)
+
+            async def counted(*given: Any, **more: Any) -> Any:
+                self.parked += bool(more.get("wait"))
+                return await real(*given, **more)
+
+            return counted if name == "get_item" else real
+
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        children = [f"c{n}" for n in range(50)]
+        for child in children:
+            await enqueue(mill.pond, "jobs", command(), id=child, after=["a"])
+        counting = Counting(mill.pond, "", done=False)
+        tasks = [await following(mill, counting) for _ in children]
+        stopped = tasks.pop()
+        while not counting.parked:  # noqa: ASYNC110 - a call sets no event
+            await asyncio.sleep(0)
+        stopped.cancel()
+        await mill.work()
+        await asyncio.gather(*tasks)
+        assert counting.parked == 1
+        assert [await mill.work() for _ in tasks] == children[:-1]
+
+    run(act)

@@ -1,0 +1,82 @@
+"""An app for the processes of a pool."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import millpond
+from millpond.model import LeasedItem
+from millpond.tasks import Context, RetryLater
+
+app = millpond.App(data=":memory:")
+kept: list[bytes] = []
+
+
+@app.task
+def whoami(context: Context) -> dict[str, Any]:
+    context.progress(0.5, note="half")
+    context.write_state({"step": context.attempt})
+    if context.attempt == 1:
+        raise RetryLater(delay=0)
+    return {"pid": os.getpid(), "of": context.max_attempts, "state": context.state, "id": context.id}
+
+
+@app.task(max_attempts=1)
+def complains(word: str) -> None:
+    logging.getLogger("shop").warning("%s of my own", word)
+    raise ValueError(word)
+
+
+@app.task
+def double(n: int) -> int:
+    return 2 * n
+
+
+@app.task
+def nested(n: int) -> list[Any]:
+    handle = double.enqueue(n)
+    return [handle.result(timeout=30), handle.correlation_id]
+
+
+@app.task(max_attempts=1)
+def fan(n: int) -> int:
+    return sum(handle.result(timeout=20) for handle in double.map(range(n)))
+
+
+@app.task(max_attempts=1)
+def grow(megabytes: int) -> int:
+    kept.append(b"x" * (megabytes << 20))
+    return os.getpid()
+
+
+@app.task(max_attempts=1)
+def hang(path: str) -> None:
+    """With a process that has left its session."""
+    away = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    Path(path).write_text(f"{os.getpid()} {away.pid}")
+    try:
+        time.sleep(1000)
+    finally:
+        Path(f"{path}.finally").touch()
+
+
+@app.task(max_attempts=1)
+def deaf(path: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hang.function(path)
+
+
+@app.task(max_attempts=1)
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@app.consumer("orders")
+def order(item: LeasedItem) -> str:
+    return item.text.upper()

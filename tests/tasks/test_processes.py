@@ -1,0 +1,223 @@
+"""Plain tasks in processes: ended with all that they have started, and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millpond
+from millpond.errors import InvalidRequest
+from millpond.tasks import TaskCancelled, TaskFailed
+from millpond.tasks.connection import Where
+from millpond.tasks.pools import executors
+from millpond.tasks.portal import Portal
+from millpond.worker.runner import Worker
+from tests.tasks import pool_app
+from tests.tasks.working import run
+
+pytestmark = pytest.mark.slow  # every process is a new Python
+PLACE = "tests.tasks.pool_app:app"
+
+
+@asynccontextmanager
+async def working(data: Path, *, lease_timeout: Any = None, **limits: Any) -> AsyncIterator[Worker]:
+    app, where = pool_app.app, Where(data=str(data))
+    async with millpond.open_async(data) as pond:
+        portal = Portal(asyncio.get_running_loop(), pond)
+        app.connection.bind(portal)
+        await pond.create_queue("orders", completed_retention="1d")
+        pools = executors(app, pond, slots=2, pool="processes", place=PLACE, where=where, **limits)
+        queues = {"jobs": 1.0, "orders": 1.0}
+        worker = Worker(pond, pools, queues=queues, slots=2, services=False, lease_timeout=lease_timeout)
+        work = asyncio.create_task(worker.run(signals=False))
+        try:
+            yield worker
+        finally:
+            worker.drain()
+            await work
+            app.connection.unbind(portal)
+
+
+async def all_gone(pids: list[int]) -> None:
+    """Killed they are; the system may need a moment."""
+    loop = asyncio.get_running_loop()
+    for pid in pids:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        ended = loop.create_future()
+        loop.add_reader(handle, ended.set_result, None)  # readable once the process has ended
+        async with asyncio.timeout(3):  # what nobody kills sleeps for longer
+            await ended
+        loop.remove_reader(handle)
+        os.close(handle)
+
+
+async def begun(path: Path) -> list[int]:
+    """What the task writes into a pipe: opening that waits for it."""
+    return [int(pid) for pid in (await asyncio.to_thread(path.read_text)).split()]
+
+
+def test_tasks_and_consumers_run_in_processes_with_their_context(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with working(tmp_path):
+            handle = await pool_app.whoami.enqueue_async()
+            result = await handle.result()
+            assert result["pid"] != os.getpid()
+            assert (result["of"], result["state"], result["id"]) == (3, {"step": 2}, handle.id)
+            nested = await pool_app.nested.enqueue_async(4)
+            assert await nested.result() == [8, nested.correlation_id]
+            many = await pool_app.double.map_async(range(100))
+            assert [await one.result() for one in many] == [2 * n for n in range(100)]
+            [produced] = await pool_app.app.connection.portal.api.produce("orders", ["tea"])
+            assert await pool_app.app.handle(produced.id, "orders").on_loop.result() == "TEA"
+
+    run(go)
+
+
+@pytest.mark.parametrize("task", [pool_app.hang, pool_app.deaf])
+def test_a_task_over_its_time_is_ended_with_all_that_it_has_started(
+    tmp_path: Path, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millpond.tasks.process.GRACE_S", 0.1)
+    os.mkfifo(path := tmp_path / "pids")
+
+    async def go() -> None:
+        async with working(tmp_path / "data"):
+            handle = await task.options(timeout=1).enqueue_async(str(path))
+            pids = await begun(path)
+            with pytest.raises(TaskFailed, match="timed out after 1s"):
+                await handle.result()
+            await all_gone(pids)
+            assert await (await pool_app.double.enqueue_async(1)).result() == 2
+
+    run(go)
+    assert Path(f"{path}.finally").exists() == (task is pool_app.hang)
+
+
+def test_a_cancelled_task_is_ended_and_a_crash_fails_only_its_own_job(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pids")
+
+    async def go() -> None:
+        async with working(tmp_path / "data", lease_timeout="3s"):
+            handle = await pool_app.hang.enqueue_async(str(path))
+            pids = await begun(path)
+            await handle.cancel()
+            with pytest.raises(TaskCancelled):
+                await handle.result()
+            await all_gone(pids)
+            crashed = await pool_app.crash.enqueue_async()
+            with pytest.raises(TaskFailed, match="the process of the task died: killed by SIGSEGV"):
+                await crashed.result()
+            assert await (await pool_app.double.enqueue_async(1)).result() == 2
+
+    run(go)
+
+
+def test_what_is_logged_in_a_process_goes_through_the_log_of_the_worker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def go() -> None:
+        async with working(tmp_path):
+            with pytest.raises(TaskFailed, match="ValueError: woe"):
+                await (await pool_app.complains.enqueue_async("woe")).result()
+
+    run(go)
+    assert ("shop", "woe of my own") in [(one.name, one.getMessage()) for one in caplog.records]
+    [failed] = [one for one in caplog.records if one.name == "millpond.tasks"]
+    assert "Traceback" in str(failed.stack_info)
+    assert capfd.readouterr().err == ""
+
+
+def test_jobs_do_not_wait_behind_one_that_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short jobs are sent ahead, also behind what turns out to be long: they are taken back."""
+    monkeypatch.setattr("millpond.tasks.processes.SHORT_S", 1.0)  # whatever the machine is busy with
+    monkeypatch.setattr("millpond.worker.crew.HOARD_S", 1000.0)  # the pool itself sees to it
+
+    async def go() -> None:
+        async with working(tmp_path):
+            await asyncio.gather(*[one.result() for one in await pool_app.double.map_async(range(100))])
+            assert await (await pool_app.fan.enqueue_async(60)).result() == sum(2 * n for n in range(60))
+
+    run(go)
+
+
+def test_a_process_is_replaced_after_so_many_jobs(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with working(tmp_path, process_jobs_max=2):
+            handles = await pool_app.whoami.enqueue_many_async([()] * 6)
+            pids = {(await handle.result())["pid"] for handle in handles}
+            assert len(pids) >= 3
+
+    run(go)
+
+
+def test_a_process_that_has_too_much_memory_is_replaced_by_itself(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with working(tmp_path, process_rss_max=200 << 20) as worker:
+            big = {await (await pool_app.grow.enqueue_async(250)).result() for _ in range(3)}
+            assert len(big) == 3
+            assert not worker.draining
+            small = {await (await pool_app.grow.enqueue_async(0)).result() for _ in range(10)}
+            assert len(small) <= 2
+
+    run(go)
+
+
+def test_an_app_that_cannot_be_loaded_is_told_before_any_job_is_taken(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with millpond.open_async(tmp_path) as pond:
+            for place in ("tests.tasks.pool_app:nothing", "no_such_module"):
+                pools = executors(pool_app.app, pond, slots=1, pool="processes", place=place)
+                with pytest.raises(InvalidRequest, match=r"the app cannot be loaded: (there is no )?module"):
+                    await Worker(pond, pools, services=False).run(signals=False)
+
+    run(go)
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from tests.tasks import pool_app
+from tests.tasks.test_processes import working
+
+async def main():
+    async with working(Path(sys.argv[1]) / "data"):
+        await pool_app.hang.enqueue_async(str(Path(sys.argv[1]) / "pids"))
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pids")
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)])
+    try:
+
+        async def go() -> None:
+            pids = await begun(tmp_path / "pids")
+            handles = [os.pidfd_open(pid) for pid in pids]
+            worker.send_signal(signal.SIGKILL)
+            loop = asyncio.get_running_loop()
+            for handle in handles:  # readable once the process has ended
+                ended = loop.create_future()
+                loop.add_reader(handle, ended.set_result, None)
+                await ended
+                loop.remove_reader(handle)
+                os.close(handle)
+
+        run(go)
+    finally:
+        worker.kill()
+        worker.wait()
