@@ -62,10 +62,14 @@ def test_the_queues_with_dead_items_are_listed(place: Place) -> None:
     with place.open() as pond:
         pond.create_queue("other")
         kill(pond, "other", ["boom"])
-    found = {one["queue"]: (one["dead"], one["letters"]) for one in place.value("list")}
+    found = {one["queue"]: (one["dead"], one["letters"]) for one in place.value("list", "--queues")}
     assert found == {"other": (1, False), "letters": (5, True)}
-    shown = place.run("list")
+    shown = place.run("list", "--queues")
     assert [line.split()[0] for line in shown.stdout.splitlines()] == ["QUEUE", "letters", "other"]
+    told = place.run("list")
+    assert (told.returncode, told.stdout) == (0, "")
+    assert "no job is dead" in told.stderr
+    assert "1 dead item in other: `millpond dlq list other`" in told.stderr
 
 
 def test_dead_items_are_listed_with_what_they_died_of(place: Place) -> None:

@@ -68,6 +68,44 @@ def test_a_server_is_synced_into_a_lake_of_ones_own(tmp_path: Path, data: Path) 
     assert totals(Lake(tmp_path / "mine"), "mail")["produced"] == 3
 
 
+def test_a_queue_that_was_deleted_is_told(tmp_path: Path, data: Path) -> None:
+    assert run(tmp_path, "history", "sync", "--data", "pond").returncode == 0
+    with millpond.open(data) as pond:
+        pond.delete_queue("mail", force=True)
+    told = run(tmp_path, "history", "sync", "--data", "pond")
+    assert told.returncode == 0
+    assert "queue mail was deleted; what it did after the sync before that is not in the history" in told.stderr
+
+
+def test_an_item_of_no_lake_is_told_what_to_do(tmp_path: Path) -> None:
+    done = run(tmp_path, "history", "item", "x", "--lake", "nolake")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == (
+        "millpond: there is no history in nolake; fill it with `millpond history sync`, or name another lake\n"
+    )
+    assert not (tmp_path / "nolake").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["report", "--lake", "x", "--window", "-5m"],
+            "--window is '-5m'; give a duration from 1s to 366d, such as 15m",
+        ),
+        (["sql", "select 1", "--lake", "x", "--window", "-5m"], "--window is '-5m'; give a duration from 1s to 366d"),
+        (["report", "--lake", "x", "--since", "-24h"], "--since is '-24h'; write it like 2026-03-01T12:00Z, or 24h"),
+        (["sync", "--interval", "-5s"], "--interval"),
+        (["sync", "--retain", "-3"], "'-3' is no number of days; give 1 to 36500"),
+    ],
+)
+def test_a_negative_value_is_told_as_such(tmp_path: Path, words: list[str], told: str) -> None:
+    done = run(tmp_path, "history", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert "expected one argument" not in done.stderr
+
+
 def test_following_goes_on_until_it_is_told_to_end(tmp_path: Path, data: Path) -> None:
     command = [sys.executable, "-m", "millpond.cli", "history", "sync", "--follow", "--interval", "100ms", "--json"]
     with millpond.open(data) as pond:
@@ -104,7 +142,7 @@ def test_an_items_life_is_told(tmp_path: Path, data: Path) -> None:
         (["sync", "--server", "http://127.0.0.1:1", "--data", "pond"], 2, "give one of them"),
         (["sync", "--data", "pond", "--queue", "nobody"], 3, "nobody"),
         (["sync", "--data", "pond", "--interval", "soon"], 2, "--interval is 'soon'"),
-        (["item", "kq3v0a-0-7", "--lake", "nowhere"], 3, "does not know 'kq3v0a-0-7'"),
+        (["item", "kq3v0a-0-7", "--lake", "nowhere"], 3, "there is no history in nowhere; fill it with"),
         (["report", "--window", "long", "--lake", "x"], 2, "--window is 'long'"),
         (["report", "--since", "soon", "--lake", "x"], 2, "--since is 'soon'"),
         (["report", "--since", "1h", "--until", "2h", "--lake", "x"], 2, "nothing lies between them"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from millpond.cli.completion import whole_parser
 from millpond.cli.main import NOUNS
+from tests.cli.calls import Cli
 
 START_CPU_SECONDS_MAX = 0.15
 
@@ -148,13 +152,41 @@ def test_a_reader_that_has_seen_enough_is_no_error_of_ours(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("noun", NOUNS)
-def test_help_teaches_by_example(tmp_path: Path, noun: str) -> None:
-    shown = run(tmp_path, noun, "--help")
-    assert shown.returncode == 0
-    assert f"examples:\n  millpond {noun}" in shown.stdout
+def test_help_teaches_by_example(cli: Cli, noun: str) -> None:
+    assert f"examples:\n  millpond {noun}" in cli.ok(noun, "--help")
 
 
-def test_a_command_begins_at_once() -> None:
+def test_every_verb_teaches_by_example() -> None:
+    for path, parser in parsers(whole_parser(), ()):
+        assert parser.epilog is not None, path
+        assert f"\n  millpond {' '.join(path)}" in parser.epilog, path
+        assert parser.description, path
+
+
+def parsers(
+    parser: argparse.ArgumentParser, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    """All of them, nouns and verbs."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield (*path, name), below
+                yield from parsers(below, (*path, name))
+
+
+def test_whatever_can_be_looked_at_can_be_had_as_json() -> None:
+    """But for what runs, makes words for a shell, or prints a secret's place."""
+    without = {
+        path
+        for path, parser in parsers(whole_parser(), ())
+        if not any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
+        and "--json" not in parser._option_string_actions
+    }
+    assert without == {("worker", "start"), ("serve",), ("demo",), ("completion",)}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["worker", "start", "--help"]])
+def test_a_command_begins_at_once(words: list[str]) -> None:
     """The package itself is left out: what `import millpond` brings along is measured elsewhere."""
     package = Path(__file__).parents[2] / "src" / "millpond"
     program = f"""
@@ -164,10 +196,11 @@ package.__path__ = [{str(package)!r}]
 sys.modules["millpond"] = package
 from millpond.cli.main import main
 try:
-    main(["token", "create", "--help"])
+    main({words!r})
 except SystemExit:
     pass
-assert not {{"asyncio", "apsw", "uvicorn", "ssl", "starlette"}} & set(sys.modules), sorted(sys.modules)
+heavy = {{"asyncio", "apsw", "uvicorn", "ssl", "starlette", "rich", "pyspark", "millpond.worker.runner"}}
+assert not heavy & set(sys.modules), sorted(sys.modules)
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(used.ru_utime + used.ru_stime, file=sys.stderr)
 """

@@ -1,15 +1,30 @@
-"""`millpond config check`: whether a server would start with this configuration, and where each value is from."""
+"""`millpond config`: the settings of jobs, and whether a server would start with its configuration.
+
+The settings of jobs are kept with their queue (`config get|set|list`); a server has a file, the environment and
+flags (`config check`).
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_config_flags, add_json, load_config
-from millpond.cli.output import DONE, WRONG_USAGE, print_json, print_table, say
+from millpond.cli import config_jobs
+from millpond.cli.flags import (
+    Arguments,
+    Subparsers,
+    add_command,
+    add_config_flags,
+    add_json,
+    add_noun,
+    load_config,
+    load_or_exit,
+)
+from millpond.cli.output import DONE, NO_ANSWER, WRONG_USAGE, fail, print_json, print_table, say
 
 if TYPE_CHECKING:
     from millpond.config.load import Loaded
+    from millpond.model import Reloaded, StoreSettings
 
 CHECK = """\
   millpond config check
@@ -17,14 +32,27 @@ CHECK = """\
   millpond config check --bind 0.0.0.0:7410          would it start so?
   MILLPOND_LOG_LEVEL=debug millpond config check --json
 """
+RELOAD = """\
+  millpond config reload                             the server of the data directory, as with SIGHUP
+  millpond config reload --data /var/lib/millpond
+
+The server reads its own file, environment and flags. Stores ([[stores]]) and the log change at once; other keys that
+have changed are named, and need a restart. If anything is wrong, nothing changes.
+"""
 
 
 def add(subparsers: Subparsers) -> None:
-    config = add_command(subparsers, "config", "check the configuration, and see where each value came from", CHECK)
-    verbs = config.add_subparsers(metavar="VERB", required=True)
+    summary = "settings of jobs; check the configuration of a server"
+    examples = (config_jobs.GET, config_jobs.SET, config_jobs.LIST, CHECK, RELOAD)
+    verbs = add_noun(subparsers, "config", summary, *examples)
+    config_jobs.add(verbs)
     verb = add_command(verbs, "check", "check the configuration as `millpond serve` does, and show it", CHECK)
     verb.set_defaults(run=check)
     add_config_flags(verb)
+    add_json(verb)
+    verb = add_command(verbs, "reload", "have the running server read its configuration again", RELOAD)
+    verb.set_defaults(run=reload)
+    add_config_flags(verb, ["data"])
     add_json(verb)
 
 
@@ -47,10 +75,15 @@ def start_problems(loaded: Loaded) -> list[str]:
     from millpond.config.addresses import check_bind
     from millpond.config.certificates import tls_context
     from millpond.errors import MillpondError
+    from millpond.store.base import DEFAULT
+    from millpond.store.drivers import open_stores
 
     if loaded.problems:
         return []
     try:
+        for store in loaded.config.stores:
+            if store.name != DEFAULT:
+                open_stores(store)
         tls_context(loaded.config.tls)
         tokens = TokensFile(loaded.config.data).read()
     except MillpondError as error:
@@ -58,6 +91,36 @@ def start_problems(loaded: Loaded) -> list[str]:
     now = Clock().now()
     has_tokens = any(token.status(now) == "active" for token in tokens)
     return [f"{loaded.origins['bind']}: {text}" for text in check_bind(loaded.config, has_tokens)]
+
+
+def reload(asked: Arguments) -> int:
+    import msgspec
+
+    from millpond.model import Reloaded
+    from millpond.sharing import ask_owner
+
+    data = load_or_exit(asked).config.data
+    answered = ask_owner(data, "config.reload")
+    if answered is None:
+        return fail(f"no server runs on {data}; start one with `millpond serve`, or name its --data", NO_ANSWER)
+    status, body = answered
+    if status != 200:
+        return fail(f"the process that owns {data} is no server and has no configuration (HTTP {status}); restart it")
+    return _tell(asked, msgspec.json.decode(body, type=Reloaded))
+
+
+def _tell(asked: Arguments, told: Reloaded) -> int:
+    for problem in told.problems:
+        say(f"millpond: {problem}")
+    for key in told.restart:
+        say(f"millpond: {key} has another value now; restart the server to use it")
+    if asked.json:
+        lists = {"changed": told.changed, "restart": told.restart, "problems": told.problems}
+        print_json({"ok": not told.problems, **lists})
+    elif not told.problems:
+        for change in told.changed or ["nothing has changed"]:
+            say(change)
+    return WRONG_USAGE if told.problems else DONE
 
 
 def _as_json(loaded: Loaded, problems: list[str]) -> dict[str, Any]:
@@ -83,7 +146,17 @@ def _values(loaded: Loaded) -> list[dict[str, Any]]:
         for part in key.path:
             value = getattr(value, part)
         shown.append({"key": key.name, "value": _plain(value), "text": _text(value), "from": loaded.origins[key.name]})
-    return shown
+    return shown + [_store_value(one, loaded) for one in loaded.config.stores]
+
+
+def _store_value(store: StoreSettings, loaded: Loaded) -> dict[str, Any]:
+    from millpond.config.stores import without_password
+
+    value = {"driver": store.driver, "path": store.path, "url": without_password(store.url), "affinity": store.affinity}
+    value = {name: one for name, one in value.items() if one != ""}
+    text = ", ".join(f"{name} {one}" for name, one in value.items())
+    key = f"stores.{store.name}"
+    return {"key": key, "value": value, "text": text, "from": loaded.origins[key]}
 
 
 def _plain(value: Any) -> Any:

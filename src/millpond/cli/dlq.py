@@ -1,16 +1,19 @@
-"""`millpond dlq`: what has died, of what, and the way back. The dead lie in their queue, or are letters in another."""
+"""`millpond dlq`: what has died, of what, and the way back. The dead lie in their queue, or are letters in another.
+
+Without a queue it is about jobs (`dlq_jobs.py`).
+"""
 
 from __future__ import annotations
 
-import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from millpond.cli import dlq_jobs
 from millpond.cli.dlq_redrive import redrive, redrives, undo
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json
-from millpond.cli.output import DONE, WRONG_USAGE, fail, print_json, print_table, say
+from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, add_noun
+from millpond.cli.output import DONE, WRONG_USAGE, agreed, fail, print_fields, print_json, print_table, say
 from millpond.cli.pond import add_pond_flags, open_pond
-from millpond.cli.text import short
+from millpond.cli.text import first_line, shown
 
 if TYPE_CHECKING:
     from millpond.blocking import Pond
@@ -23,12 +26,19 @@ LIST_LIMIT = 100  # as many as a person looks through
 REASONS = ("max_attempts", "expired", "rejected")  # the model's, which is not imported for a help text
 
 LIST = """\
-  millpond dlq list                                which queues have dead items, and how many
-  millpond dlq list orders --limit 20
+  millpond dlq list                                the dead jobs, and which other queues have dead items
+  millpond dlq list --queues                       which queues have dead items, and how many
+  millpond dlq list orders --limit 20              of any queue
   millpond dlq list orders --json | jq '.[].last_error'
 """
 SHOW = """\
+  millpond dlq show job1                           a dead job, with every attempt
   millpond dlq show orders getmzben-0-17           all there is to know of it, payload and all
+"""
+RETRY = """\
+  millpond dlq retry job1                          runs again, with all its attempts before it
+  millpond dlq retry job1 job2 --queue reports
+  millpond dlq retry --all
 """
 REDRIVE = """\
   millpond dlq redrive orders                      all that is dead there, back to where it came from
@@ -50,17 +60,21 @@ UNDO = """\
 Of the items that were redriven, those that still wait die again, of what they had died of.
 """
 PURGE = """\
-  millpond dlq purge orders                        asks first
+  millpond dlq purge                               the dead jobs; asks first
+  millpond dlq purge orders --dry-run
   millpond dlq purge orders --yes
 """
 
 
 def add(subparsers: Subparsers) -> None:
-    about = "look at dead items, bring them back, undo that"
-    examples = (LIST, SHOW, REDRIVE, REDRIVES, UNDO, PURGE)
-    noun = add_command(subparsers, "dlq", about, "".join(one.partition("\n\n")[0].rstrip() + "\n" for one in examples))
-    verbs = noun.add_subparsers(metavar="VERB", required=True)
+    about = "look at dead jobs and items, bring them back, undo that"
+    verbs = add_noun(subparsers, "dlq", about, LIST, SHOW, RETRY, REDRIVE, REDRIVES, UNDO, PURGE)
     _add_looks(verbs)
+    verb = add_command(verbs, "retry", "let dead jobs run again", RETRY)
+    verb.add_argument("ids", metavar="ID", nargs="*")
+    verb.add_argument("--all", action="store_true", help="in their place: all that are dead")
+    _add_queue(verb)
+    _finish(verb, dlq_jobs.retry)
     _add_redrive(verbs)
 
     verb = add_command(verbs, "redrives", "list the redrives that were made from here", REDRIVES)
@@ -73,20 +87,25 @@ def add(subparsers: Subparsers) -> None:
     _finish(verb, undo)
 
     verb = add_command(verbs, "purge", "remove the dead items of a queue, for good", PURGE)
-    verb.add_argument("queue", metavar="QUEUE")
+    verb.add_argument("queue", metavar="QUEUE", nargs="?", help="(jobs)")
+    _add_queue(verb)
+    verb.add_argument("--dry-run", action="store_true", help="say how many, and remove nothing")
     verb.add_argument("--yes", action="store_true", help="do not ask")
     _finish(verb, purge)
 
 
 def _add_looks(verbs: Subparsers) -> None:
-    verb = add_command(verbs, "list", "list dead items, or the queues that have some", LIST)
-    verb.add_argument("queue", metavar="QUEUE", nargs="?", help="all queues without")
-    verb.add_argument("--limit", type=int, default=LIST_LIMIT, help=f"items at most, the oldest ({LIST_LIMIT})")
+    verb = add_command(verbs, "list", "list dead jobs, or dead items, or the queues that have some", LIST)
+    verb.add_argument("queue", metavar="QUEUE", nargs="?", help="the items of this queue; jobs without")
+    verb.add_argument("--queues", action="store_true", help="in their place: the queues that have dead items")
+    _add_queue(verb)
+    verb.add_argument("--limit", type=int, help=f"so many at most, the oldest ({LIST_LIMIT}; with --json all jobs)")
     _finish(verb, list_dead)
 
-    verb = add_command(verbs, "show", "show a dead item with its payload", SHOW)
-    verb.add_argument("queue", metavar="QUEUE")
+    verb = add_command(verbs, "show", "show a dead job, or a dead item with its payload", SHOW)
+    verb.add_argument("queue", metavar="QUEUE", nargs="?", help="an item of this queue; a job without")
     verb.add_argument("id", metavar="ID")
+    _add_queue(verb)
     _finish(verb, show)
 
 
@@ -104,6 +123,10 @@ def _add_redrive(verbs: Subparsers) -> None:
     _finish(verb, redrive)
 
 
+def _add_queue(verb: Any) -> None:
+    verb.add_argument("--queue", dest="jobs_queue", metavar="QUEUE", help="the jobs of this queue; all without")
+
+
 def _add_rate(verb: Any) -> None:
     verb.add_argument("--rate", metavar="N/s", help="items a second (or /m, /h); as fast as it goes without")
 
@@ -118,8 +141,10 @@ def _finish(verb: Any, run: Any) -> None:
 
 
 def list_dead(asked: Arguments) -> int:
-    if asked.limit < 1:
+    if asked.limit is not None and asked.limit < 1:
         return fail(f"--limit is {asked.limit}; give 1 or more", WRONG_USAGE)
+    if asked.queue is None and not asked.queues:
+        return dlq_jobs.list_dead(asked, asked.limit if asked.limit or asked.json else LIST_LIMIT)
     with open_pond(asked) as pond:
         return _list_queues(pond, asked) if asked.queue is None else _list_items(pond, asked)
 
@@ -127,7 +152,7 @@ def list_dead(asked: Arguments) -> int:
 def _list_queues(pond: Pond | Client, asked: Arguments) -> int:
     from millpond.triage.dead import dead_in
 
-    found = [one for one in (dead_in(pond, name) for name in _queues(pond)) if one.count]
+    found = [one for one in (dead_in(pond, name) for name in queues_of(pond)) if one.count]
     if asked.json:
         print_json([{"queue": one.queue, "dead": one.count, "letters": one.letters} for one in found])
     elif found:
@@ -139,7 +164,7 @@ def _list_queues(pond: Pond | Client, asked: Arguments) -> int:
     return DONE
 
 
-def _queues(pond: Pond | Client) -> list[str]:
+def queues_of(pond: Pond | Client) -> list[str]:
     names: list[str] = []
     after: str | None = ""
     while after is not None:
@@ -153,8 +178,9 @@ def _list_items(pond: Pond | Client, asked: Arguments) -> int:
     from millpond.triage.dead import dead_in, dead_items
 
     dead = dead_in(pond, asked.queue)
-    items = list(islice(dead_items(pond, dead), asked.limit + 1))
-    more, items = len(items) > asked.limit, items[: asked.limit]
+    limit = asked.limit or LIST_LIMIT
+    items = list(islice(dead_items(pond, dead), limit + 1))
+    more, items = len(items) > limit, items[:limit]
     if asked.json:
         print_json([_without_payload(item) for item in items])
     elif items:
@@ -168,7 +194,7 @@ def _list_items(pond: Pond | Client, asked: Arguments) -> int:
                     str(item.attempts if item.source_attempts is None else item.source_attempts),
                     item.kind or "-",
                     f"{item.created_at:%Y-%m-%d %H:%M:%S}",
-                    short(item.last_error),
+                    first_line(item.last_error),
                 ]
                 for item in items
             ],
@@ -184,15 +210,15 @@ def show(asked: Arguments) -> int:
     from millpond.triage.choosing import dead_item
     from millpond.triage.dead import dead_in
 
+    if asked.queue is None:
+        return dlq_jobs.show(asked)
     with open_pond(asked) as pond:
         item = dead_item(pond, dead_in(pond, asked.queue), asked.id)
-    shown = _without_payload(item) | _payload(item.payload)
+    fields = shown(item)
     if asked.json:
-        print_json(shown)
-        return DONE
-    width = max(map(len, shown))
-    for name, value in shown.items():
-        print(f"{name:{width}}  {value}".rstrip())
+        print_json(fields)
+    else:
+        print_fields(fields)
     return DONE
 
 
@@ -204,37 +230,29 @@ def _without_payload(item: Item) -> dict[str, Any]:
     return shown
 
 
-def _payload(payload: bytes) -> dict[str, str]:
-    """As items.get shows it: `text` if it is that, else `bytes` in base64."""
-    from base64 import b64encode
-
-    try:
-        return {"text": payload.decode()}
-    except UnicodeDecodeError:
-        return {"bytes": b64encode(payload).decode()}
-
-
 # ---- purge --------------------------------------------------------------------------------------------------------
 
 
 def purge(asked: Arguments) -> int:
+    from millpond.jobs.names import JOBS_QUEUE
     from millpond.triage.dead import dead_in
     from millpond.triage.purging import purge as remove
 
-    with open_pond(asked) as pond:
-        dead = dead_in(pond, asked.queue)
-        if not asked.yes and dead.count and not _agreed(f"remove {dead.count} dead items of {asked.queue} for good?"):
+    queue = asked.queue or asked.jobs_queue or JOBS_QUEUE
+    with open_pond(asked, listen=True) as pond:
+        dead = dead_in(pond, queue)
+        if asked.dry_run:
+            removed = dead.count
+        elif not asked.yes and dead.count and not agreed(f"remove {dead.count} dead items of {queue} for good?"):
             return fail("nothing was removed; say --yes", WRONG_USAGE)
-        removed = remove(pond, dead)
+        else:
+            removed = remove(pond, dead)
     if asked.json:
-        print_json({"queue": asked.queue, "removed": removed})
+        print_json({"queue": queue, "removed": 0 if asked.dry_run else removed} | _dry(asked, dead.count))
     else:
-        say(f"removed {removed} dead items of {asked.queue}")
+        say(f"{'would remove' if asked.dry_run else 'removed'} {removed} dead items of {queue}")
     return DONE
 
 
-def _agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        return False
-    say(f"{question} [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+def _dry(asked: Arguments, count: int) -> dict[str, Any]:
+    return {"dry_run": True, "would_remove": count} if asked.dry_run else {}

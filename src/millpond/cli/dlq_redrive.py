@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from millpond.cli.flags import Arguments
 from millpond.cli.output import DONE, FAILED, NOT_FOUND, print_json, print_table, say
 from millpond.cli.pond import data_of, open_for_spark, open_pond, server_of
-from millpond.cli.text import short
+from millpond.cli.progress import Progress
+from millpond.cli.text import first_line
 
 if TYPE_CHECKING:
     from millpond.blocking import Pond
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from millpond.triage.record import Story
     from millpond.triage.redriving import Outcome
 
-PROGRESS_S = 5.0  # between lines that say how far it is
 ALIKE_SHOWN = 20  # of what most of them died
 SAMPLE_SHOWN = 10
 ERRORS_SHOWN = 10  # of the items that could not go back
@@ -43,21 +42,6 @@ FATES = {
 }
 
 
-class Progress:
-    """A line on stderr now and then."""
-
-    def __init__(self, total: int | None, what: str) -> None:
-        self._of = "" if total is None else f" of {total:,}"
-        self._what = what
-        self._begun = self._told = time.monotonic()
-
-    def __call__(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self._told >= PROGRESS_S:
-            self._told = now
-            say(f"{done:,}{self._of} {self._what}, {done / (now - self._begun):,.0f} a second")
-
-
 def _now() -> datetime:
     return datetime.now(UTC)
 
@@ -73,7 +57,7 @@ def redrive(asked: Arguments) -> int:
     from millpond.triage.choosing import by_filter, by_ids, look
     from millpond.triage.dead import dead_in
 
-    with open_pond(asked) as pond:
+    with open_pond(asked, listen=True) as pond:
         dead = dead_in(pond, asked.queue)
         errors: dict[str, ErrorInfo] = {}
         items: Iterator[Item]
@@ -135,7 +119,8 @@ def _move(
             name = record.redrive
             work = Redrive(pond, asked.queue, record, pace, _now)
             try:
-                work.run(chain([first], chosen), Progress(total, "redriven"))
+                with Progress(total, "redriven") as progress:
+                    work.run(chain([first], chosen), progress)
             except BaseException:
                 say(f"stopped after {work.outcome.moved:,} items; `millpond dlq undo {name}` takes them back")
                 raise
@@ -212,10 +197,10 @@ def _show_look(asked: Arguments, dead: Dead, seen: Look, errors: Mapping[str, Er
         print(f"{seen.matched:,} of the {dead.count:,} dead items of {asked.queue} would be redriven")
         if seen.matched:
             print()
-            rows = [[str(one.items), one.reason, short(one.signature)] for one in seen.alike]
+            rows = [[str(one.items), one.reason, first_line(one.signature)] for one in seen.alike]
             print_table(["ITEMS", "REASON", "SIGNATURE"], rows)
             print()
-            rows = [[one.id, one.to, one.reason, short(one.error)] for one in seen.sample]
+            rows = [[one.id, one.to, one.reason, first_line(one.error)] for one in seen.sample]
             print_table(["FOR EXAMPLE", "TO", "REASON", "ERROR"], rows)
     _say_errors(errors, len(errors))
     return _code(seen.matched, len(errors), errors)
@@ -278,7 +263,7 @@ def redrives(asked: Arguments) -> int:
 
 
 def _reasons(story: Story) -> str:
-    return short(", ".join(f"{name}: {value}" for name, value in story.header.why.items()))
+    return first_line(", ".join(f"{name}: {value}" for name, value in story.header.why.items()))
 
 
 def _story(story: Story) -> dict[str, Any]:
@@ -306,10 +291,11 @@ def undo(asked: Arguments) -> int:
     records = Records(data_of(asked))
     story = records.read(asked.redrive)
     if story.undo_ended_at is None:
-        with records.open(asked.redrive) as record, open_pond(asked) as pond:
+        with records.open(asked.redrive) as record, open_pond(asked, listen=True) as pond:
             work = Undo(pond, record, story, pace, _now, dry_run=asked.dry_run)
             try:
-                work.run(Progress(story.items, "looked at" if asked.dry_run else "undone"))
+                with Progress(story.items, "looked at" if asked.dry_run else "undone") as progress:
+                    work.run(progress)
             except KeyboardInterrupt:
                 say(f"stopped; `millpond dlq undo {asked.redrive}` goes on from here")
                 raise

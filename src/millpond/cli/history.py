@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from millpond.history.lookup import ItemEvent
 
 ERROR_SHOWN_MAX = 60  # characters
+NEGATIVE = re.compile(r"-\d.*")  # a value, such as -5m, and no flag: then it can be told what is wrong with it
 RETAIN_DAYS_MAX = 36_500  # a hundred years: anything longer is a unit mistake
 
 SYNC = """\
@@ -31,7 +33,7 @@ REPORT = """\
   millpond history report --at 2026-03-01T12:00Z   with what was in the queues then
 """
 ITEM = """\
-  millpond history item kq3v0a-0-4711              what happened to it, step by step
+  millpond history item kq3v0a-0-4711              what happened to it, step by step, in its dead queue too
 """
 SQL = """\
   millpond history sql "select queue, why, count(*) from events group by all"
@@ -53,8 +55,14 @@ def add(subparsers: Subparsers) -> None:
     _add_sql(verbs)
 
 
+def _add_verb(verbs: Subparsers, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
+    verb = add_command(verbs, name, summary, examples)
+    verb._negative_number_matcher = NEGATIVE
+    return verb
+
+
 def _add_sync(verbs: Subparsers) -> None:
-    verb = add_command(verbs, "sync", "bring the history up to date", SYNC)
+    verb = _add_verb(verbs, "sync", "bring the history up to date", SYNC)
     add_pond_flags(verb)
     _add_lake(verb)
     _add_queues(verb)
@@ -72,7 +80,7 @@ def _days(text: str) -> int:
 
 
 def _add_report(verbs: Subparsers) -> None:
-    verb = add_command(verbs, "report", "how the queues did, what failed, who is slow (runs Spark)", REPORT)
+    verb = _add_verb(verbs, "report", "how the queues did, what failed, who is slow (runs Spark)", REPORT)
     add_config_flags(verb, ["data"])
     _add_lake(verb)
     _add_queues(verb)
@@ -88,7 +96,7 @@ def _add_report(verbs: Subparsers) -> None:
 
 
 def _add_item(verbs: Subparsers) -> None:
-    verb = add_command(verbs, "item", "what happened to an item", ITEM)
+    verb = _add_verb(verbs, "item", "what happened to an item", ITEM)
     verb.add_argument("id", metavar="ID")
     add_config_flags(verb, ["data"])
     _add_lake(verb)
@@ -98,7 +106,7 @@ def _add_item(verbs: Subparsers) -> None:
 
 
 def _add_sql(verbs: Subparsers) -> None:
-    verb = add_command(verbs, "sql", "ask the history in SQL (runs Spark)", SQL)
+    verb = _add_verb(verbs, "sql", "ask the history in SQL (runs Spark)", SQL)
     verb.add_argument("query", metavar="QUERY", help="- reads it from stdin")
     add_pond_flags(verb)
     _add_lake(verb)
@@ -163,6 +171,11 @@ def _tell(done: SyncReport, lake: str) -> None:
             f"millpond: {gap.queue}: turns {gap.from_turn} to {gap.to_turn} of partition {gap.partition} were gone"
             " before they could be exported; sync more often"
         )
+    for queue in done.deleted:
+        say(
+            f"millpond: queue {queue} was deleted; what it did after the sync before that is not in the history:"
+            " sync before you delete a queue"
+        )
     busy = sum(1 for one in done.queues.values() if one.events)
     print(f"{done.events:,} events of {busy:,} queues in {done.seconds:.1f} s, into {lake}")
 
@@ -175,6 +188,10 @@ def item(asked: Arguments) -> int:
         from millpond.history.lake import Lake
         from millpond.history.lookup import timeline
     lake = lake_of(asked)
+    if not Lake(lake).dates():
+        return fail(
+            f"there is no history in {lake}; fill it with `millpond history sync`, or name another lake", NOT_FOUND
+        )
     steps = timeline(Lake(lake), asked.id, queues=asked.queues)
     if not steps:
         return fail(f"the history in {lake} does not know {asked.id!r}; check the id, or sync it first", NOT_FOUND)

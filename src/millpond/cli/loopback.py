@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ class OneSecret:
             raise Unauthorized("this port is a command's own; use `millpond serve` for a server")
         return Anybody()
 
-    def authorize(self, identity: Identity, call: str, queue: str | None, kinds: Iterable[str] = ()) -> None:
+    def authorize(self, identity: Identity, call: str, queue: str | None, kinds: Collection[str] = ()) -> None:
         return None
 
 

@@ -1,7 +1,11 @@
 """What a command works on: the pond in a data directory, whoever owns it, or a server.
 
     add_pond_flags(parser)
-    with open_pond(asked) as pond:
+    with open_pond(asked) as pond:                  # blocking
+    return on_pond(asked, work)                     # work(pond) is a coroutine
+
+A command locks the directory, acts and lets go of it; if another process owns it, that one acts for it. Only what stays
+for a while (`listen`) answers others meanwhile.
 
 A flag counts above the environment (MILLPOND_SERVER, MILLPOND_DATA) and that above the configuration. The token of a
 server is in MILLPOND_TOKEN: what is on a command line is seen by everybody on the machine.
@@ -11,10 +15,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from millpond.cli.flags import Arguments, add_config_flags, load_or_exit
 
@@ -22,9 +26,13 @@ if TYPE_CHECKING:
     from millpond.blocking import Pond
     from millpond.client import AsyncClient, Client
     from millpond.embedded import AsyncPond
+    from millpond.model import StoreSettings
+
+T = TypeVar("T")
 
 SERVER_VARIABLE, TOKEN_VARIABLE = "MILLPOND_SERVER", "MILLPOND_TOKEN"
 LAKE_FOLDER = "history"  # of a data directory
+LOGS_FOLDER = "logs"  # of a data directory: the output of commands
 ANSWER_S = 10.0  # a person waits for the command: a server that is away is told within it
 
 
@@ -51,33 +59,54 @@ def data_of(asked: Arguments) -> Path:
     return data
 
 
+def stores_of(asked: Arguments) -> tuple[StoreSettings, ...]:
+    """For a command that turns out to own the directory: partitions may be in them."""
+    stores: tuple[StoreSettings, ...] = load_or_exit(asked).config.stores
+    return stores
+
+
 def lake_of(asked: Arguments) -> str:
     """A directory, or a URL that Spark can read."""
     return str(asked.lake) if asked.lake else str(data_of(asked) / LAKE_FOLDER)
 
 
-def open_pond(asked: Arguments, *, create: bool = False) -> Pond | Client:
+def open_pond(asked: Arguments, *, create: bool = False, listen: bool = False) -> Pond | Client:
     """Open on return; use `with`. Without `create` the data directory must be there."""
     server = server_of(asked)
     if server is None:
         import millpond
 
-        return millpond.open(_directory(asked, create))
+        data = directory_of(asked, create=create)
+        return millpond.open(data, listen=listen, stores=stores_of(asked), patient=False)
     from millpond.client import Client
 
-    return Client(server, token=_token(), timeout=ANSWER_S)
+    return Client(server, token=token_of(), timeout=ANSWER_S, patient=False)
 
 
-def open_async_pond(asked: Arguments, *, create: bool = False) -> AsyncPond | AsyncClient:
-    """For `async with`."""
+def open_async_pond(
+    asked: Arguments, *, create: bool = False, listen: bool = True, patient: bool = True
+) -> AsyncPond | AsyncClient:
+    """For `async with`. Without `patient` for a person who waits."""
     server = server_of(asked)
     if server is None:
         import millpond
 
-        return millpond.open_async(_directory(asked, create))
+        data = directory_of(asked, create=create)
+        return millpond.open_async(data, listen=listen, stores=stores_of(asked), patient=patient)
     from millpond.client import AsyncClient
 
-    return AsyncClient(server, token=_token(), timeout=ANSWER_S)
+    return AsyncClient(server, token=token_of(), timeout=ANSWER_S, patient=patient)
+
+
+def on_pond(asked: Arguments, work: Callable[[Any], Awaitable[T]], *, create: bool = False, listen: bool = False) -> T:
+    """What `work` gives, on an event loop of its own. The pond that it is called with has the calls of `Api`."""
+    import asyncio
+
+    async def run() -> T:
+        async with open_async_pond(asked, create=create, listen=listen, patient=False) as pond:
+            return await work(pond)
+
+    return asyncio.run(run())
 
 
 @contextmanager
@@ -85,7 +114,7 @@ def open_for_spark(asked: Arguments) -> Iterator[tuple[Pond | Client, dict[str, 
     """The pond, and the options by which Spark's processes reach it too: they speak HTTP over TCP."""
     from millpond.client import Client
 
-    server, token = server_of(asked), _token()
+    server, token = server_of(asked), token_of()
     if server is not None and server.startswith("http"):
         with open_pond(asked) as pond:
             yield pond, {"url": server} | ({"token": token} if token else {})
@@ -96,16 +125,19 @@ def open_for_spark(asked: Arguments) -> Iterator[tuple[Pond | Client, dict[str, 
         yield client, {"url": url, "token": secret}
 
 
-def _directory(asked: Arguments, create: bool) -> Path:
+def directory_of(asked: Arguments, *, create: bool = False) -> Path:
     from millpond.errors import NotFound
 
     data = data_of(asked)
     if not create and not data.is_dir():
-        raise NotFound(f"there is no data directory {data}; name it with --data, or a server with --server")
+        raise NotFound(
+            f"there is no data directory {data}; the first `millpond enqueue` or `millpond queue create` makes it,"
+            " or name another with --data, or a server with --server"
+        )
     return data
 
 
-def _token() -> str | None:
+def token_of() -> str | None:
     return os.environ.get(TOKEN_VARIABLE) or None
 
 

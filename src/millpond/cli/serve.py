@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 from millpond.cli.config import start_problems
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_config_flags, load_or_exit
+from millpond.cli.flags import Arguments, Subparsers, add_command, add_config_flags, load_config, load_or_exit
 from millpond.cli.output import DONE, WRONG_USAGE, say
 
 SERVE = """\
@@ -14,7 +15,8 @@ SERVE = """\
   millpond serve --config /etc/millpond.toml --log-level debug
   millpond serve --bind 0.0.0.0:7410 --tls-cert cert.pem --tls-key key.pem     other machines, with tokens
 
-It ends on SIGTERM or Ctrl-C: what is under way is answered first.
+It ends on SIGTERM or Ctrl-C: what is under way is answered first. On SIGHUP, or with `millpond config reload`, it reads
+its configuration again: stores and the log change at once, the rest with a restart.
 """
 
 
@@ -35,7 +37,7 @@ def serve(asked: Arguments) -> int:
     from millpond.server import serve as run
 
     log.configure(loaded.config.log.format, loaded.config.log.level)
-    run(loaded.config)
+    run(loaded.config, partial(load_config, asked))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # we are ending: one more must not turn that into a failure
     return DONE
