@@ -44,7 +44,7 @@ class Pond:
                 Lane(p, self.stores.open(one.incarnation, p.partition, one.settings.durability), Bodies(budget))
                 for p in one.partitions
             ]
-            meta = meta_lane(one, self.stores.open(one.incarnation, META_PARTITION, one.settings.durability), budget)
+            meta = meta_lane(self.stores.open(one.incarnation, META_PARTITION, one.settings.durability), budget)
             exists, now = self.definitions.__contains__, self.clock.now()
             self.queues[name] = LogicalQueue(one, lanes, meta, Random(0), exists, now)
         self.run()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +44,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "log": NOUNS,
     "wire": EDGE,  # the calls as types, for the server and the clients
     "http": EDGE | {"access", "log", "wire"},
-    "worker": EDGE,
+    "jobs": EDGE | {"history"},  # what a job is; of the history only how its events are written
+    "worker": NOUNS | {"jobs", "consuming"},  # of the loops over items only how long they pause
+    "tasks": NOUNS | {"jobs", "worker", "embedded", "sharing", "blocking", "client", "consuming"},
     "dashboard": EDGE,
     "client": EDGE | {"wire", "consuming"},
     "spark": EDGE | {"client", "history"},
@@ -52,8 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": ENGINE | {"sharing", "http", "dashboard", "access", "config", "log"},
     "cli": ENGINE
     | {"sharing", "blocking", "http", "dashboard", "server", "worker", "client", "access", "config", "log"}
-    | {"triage", "spark", "__init__"},
-    "__init__": ENGINE | {"blocking", "sharing", "client"},  # `import millpond`: what users see
+    | {"triage", "spark", "jobs", "tasks", "demo", "__init__"},
+    "__init__": ENGINE | {"blocking", "sharing", "client", "tasks"},  # `import millpond`: what users see
     "demo": {"__init__"},  # a user
 }
 
@@ -80,9 +83,15 @@ def read_sources(folder: Path, base: Path) -> dict[str, str]:
     return {".".join(file.relative_to(base).with_suffix("").parts): file.read_text() for file in files}
 
 
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Several rules look at the same files."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def imports_of(importer: str, source: str) -> Iterator[Import]:
     """All of them: an import inside a function or under TYPE_CHECKING is a dependency too."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, None, node.lineno)
@@ -169,7 +178,7 @@ def clocks_and_threads_in_queue(sources: Sources) -> Iterator[str]:
                 continue  # the type of an instance that is handed in
             if found.module.split(".")[0] in NOT_IN_QUEUE:
                 yield f"{importer}:{found.line} imports {found.module}; only {QUEUE_SHELL} may, the rest is told"
-        for node in ast.walk(ast.parse(source)):
+        for node in nodes(source):
             if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
                 yield f"{importer}:{node.lineno} awaits; only {QUEUE_SHELL} may"
 
@@ -181,7 +190,7 @@ def words_in(name: str) -> set[str]:
 
 def unused_words(sources: Sources) -> Iterator[str]:
     for module, source in sources.items():
-        classes = [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+        classes = [node.name for node in nodes(source) if isinstance(node, ast.ClassDef)]
         for name in [*module.split("."), *classes]:
             for word in sorted(words_in(name) & UNUSED_WORDS):
                 yield f"{module}: {name} says {word!r}; say what it is (docs/vocabulary.md)"
@@ -189,7 +198,9 @@ def unused_words(sources: Sources) -> Iterator[str]:
                 yield f"{module}: {name} is a second manager; the one is {THE_MANAGER}"
 
 
-SQL_TOKEN = re.compile(r"(?P<comment>--[^\n]*)|(?P<block>/\*.*?\*/)|'(?:[^']|'')*'|(?P<end>;)|(?P<code>\S)", re.DOTALL)
+SQL_TOKEN = re.compile(
+    r"(?P<comment>--[^\n]*)|(?P<block>/\*.*?\*/)|\$\$.*?\$\$|'(?:[^']|'')*'|(?P<end>;)|(?P<code>\S)", re.DOTALL
+)
 
 
 def statements_without_purpose(name: str, sql: str) -> Iterator[str]:

@@ -10,8 +10,20 @@ if TYPE_CHECKING:
     from millpond.client import AsyncClient, Client
     from millpond.embedded import AsyncPond
     from millpond.errors import MillpondError
-    from millpond.model import Item, LeasedItem, NewItem, Produced, RedriveFilter, Result, Retry, State, Verdict
+    from millpond.model import (
+        Item,
+        LeasedItem,
+        NewItem,
+        Produced,
+        RedriveFilter,
+        Result,
+        Retry,
+        State,
+        StoreSettings,
+        Verdict,
+    )
     from millpond.sharing import open, open_async
+    from millpond.tasks.app import App
 
 # Imported when they are asked for: a command line that only wants its help should not wait for an engine.
 _MODULES = {
@@ -28,13 +40,16 @@ _MODULES = {
         "Result",
         "Retry",
         "State",
+        "StoreSettings",
         "Verdict",
     ),
     "millpond.sharing": ("open", "open_async"),
+    "millpond.tasks.app": ("App",),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "App",
     "AsyncClient",
     "AsyncPond",
     "Client",
@@ -48,6 +63,7 @@ __all__ = [
     "Result",
     "Retry",
     "State",
+    "StoreSettings",
     "Verdict",
     "open",
     "open_async",

@@ -7,12 +7,14 @@ errors of `millpond.errors`. The blocking engine and client have the same method
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
 
 from millpond.errors import MillpondError
 from millpond.model import (
+    AuditPage,
     Claim,
     ClaimEnded,
     Consumer,
@@ -37,6 +39,9 @@ from millpond.model import (
     StateWritten,
     Verdict,
 )
+
+caller: ContextVar[str] = ContextVar("caller", default="embedded")
+"""Who makes the call, for the audit log. Set where a request begins; tasks that it starts inherit it."""
 
 
 class Reply(Protocol):
@@ -133,6 +138,10 @@ class Api(Protocol):
 
     async def stats(self, queue: str) -> QueueStats: ...
 
+    async def audit(self, queue: str, *, after: str | None = None, limit: int = 100) -> AuditPage:
+        """What was done to a queue by hand, the newest first; also if it was deleted. `after` is a page's `next`."""
+        ...
+
     # ---- items ----------------------------------------------------------------------------------------------
 
     async def produce(
@@ -179,6 +188,10 @@ class Api(Protocol):
         """Items that wait die, as if their last attempt had failed: what undoes a redrive."""
         ...
 
+    async def make_ready(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
+        """Scheduled and retrying items are leasable now, at the tail, as if they had fallen due."""
+        ...
+
     async def clear(self, queue: str, states: Sequence[str] = ...) -> dict[str, int]: ...
 
     async def redrive(
@@ -193,7 +206,13 @@ class Api(Protocol):
         """Dead items back to where they came from; `rate` is items a second."""
         ...
 
-    async def get_item(self, queue: str, id: str) -> Item: ...
+    async def get_item(self, queue: str, id: str, *, wait: Duration = 0) -> Item:
+        """Waits up to `wait` for the item to end (completed, dead or cancelled), and returns it as it is then.
+
+        An item of which its queue keeps nothing comes with its last state and its result to those who wait as it ends;
+        who asks later, or waits for one that is removed otherwise, gets NotFound.
+        """
+        ...
 
     async def list_items(
         self,

@@ -24,6 +24,7 @@ from millpond.embedded import CLOSE_GRACE_S, AsyncPond
 from millpond.errors import Closed
 from millpond.model import (
     CLEAR_STATES,
+    AuditPage,
     Claim,
     ClaimEnded,
     Consumer,
@@ -225,6 +226,9 @@ class Pond(Consumes):
     def stats(self, queue: str) -> QueueStats:
         return self._call(self._pond.stats(queue))
 
+    def audit(self, queue: str, *, after: str | None = None, limit: int = 100) -> AuditPage:
+        return self._call(self._pond.audit(queue, after=after, limit=limit))
+
     def produce(
         self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
     ) -> Sequence[Produced]:
@@ -268,6 +272,9 @@ class Pond(Consumes):
     ) -> Sequence[Result]:
         return self._call(self._pond.bury(queue, ids, reason=reason, error=error))
 
+    def make_ready(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
+        return self._call(self._pond.make_ready(queue, ids))
+
     def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
         return self._call(self._pond.clear(queue, states))
 
@@ -282,8 +289,8 @@ class Pond(Consumes):
     ) -> Redriven:
         return self._call(self._pond.redrive(queue, ids=ids, filter=filter, rate=rate, dry_run=dry_run))
 
-    def get_item(self, queue: str, id: str) -> Item:
-        return self._call(self._pond.get_item(queue, id))
+    def get_item(self, queue: str, id: str, *, wait: Duration = 0) -> Item:
+        return self._call(self._pond.get_item(queue, id, wait=wait))
 
     def list_items(
         self,

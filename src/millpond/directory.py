@@ -44,7 +44,8 @@ class DirectoryLock:
             owner, _ = self._read()
             raise DirectoryInUse(
                 f"data directory {directory} is in use by process {owner or 'unknown'}, which does not answer;"
-                " close it there first"
+                " close it there first",
+                silent=True,
             ) from None
         self._held = True
         _HELD.add(self)

@@ -15,13 +15,15 @@ from millpond.consuming.held import AsyncHeldItem, Holding, held
 from millpond.directory import DirectoryLock
 from millpond.errors import Closed, InvalidRequest
 from millpond.meters import EngineReading
-from millpond.model import Duration, Health
+from millpond.model import Duration, Health, StoreSettings
 from millpond.queue.tokens import lease_incarnation
+from millpond.service import validate_stores
 from millpond.service.health import without_directory
 from millpond.service.lean import LeanService
 from millpond.service.manager import QueuesManager
+from millpond.service.places import Places
 from millpond.service.service import Service, lease_request
-from millpond.store.base import Registry, Stores
+from millpond.store.base import DEFAULT, Registry, Stores
 from millpond.store.disk import partitions_max
 from millpond.store.memory import MemoryRegistry, MemoryStores
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
@@ -34,7 +36,8 @@ CLOSE_GRACE_S = 5.0  # for what loops left to be handed back; what is not comes 
 class AsyncPond(Service, AsyncConsumes):
     """The engine on the running event loop."""
 
-    def __init__(self, path: str | Path, *, clock: Clock | None = None) -> None:
+    def __init__(self, path: str | Path, *, clock: Clock | None = None, stores: Sequence[StoreSettings] = ()) -> None:
+        """`stores` are for partitions, beside the directory itself, which is the store named `default`."""
         given: Any = path
         if not isinstance(given, str | Path) or not given:
             raise InvalidRequest(f"{given!r:.60} is no data directory; give the path of one, or ':memory:'")
@@ -43,14 +46,15 @@ class AsyncPond(Service, AsyncConsumes):
         self._keeper: AsyncKeeper | None = None
         clock = clock or Clock()
         registry: Registry
-        stores: Stores
+        default: Stores
         if str(path) == ":memory:":
-            registry, stores, loaded_max = MemoryRegistry(), MemoryStores(), math.inf
+            registry, default, loaded_max = MemoryRegistry(), MemoryStores(), math.inf
         else:
             self._directory = directory = Path(path).absolute()
-            registry, stores, loaded_max = SqliteRegistry(directory), SqliteStores(directory), partitions_max()
+            registry, default, loaded_max = SqliteRegistry(directory), SqliteStores(directory), partitions_max()
+        places = Places({DEFAULT: default}, validate_stores.stores(stores, self._directory))
         rng = Random(SystemRandom().random())
-        super().__init__(QueuesManager(registry, {"default": stores}, clock, rng, loaded_max), clock)
+        super().__init__(QueuesManager(registry, places, clock, rng, loaded_max), clock)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -92,6 +96,13 @@ class AsyncPond(Service, AsyncConsumes):
         if self._keeper is None:
             raise Closed("the engine is not open; open it and retry")
         return self._keeper
+
+    async def change_stores(self, stores: Sequence[StoreSettings]) -> list[str]:
+        """To these, while it is open: other affinities, new stores, without those that have no partitions left.
+
+        What has changed, in words. Raises Conflict, with `problems` in its details, if any of it cannot be.
+        """
+        return await self._manager.change_stores(validate_stores.stores(stores, self._directory))
 
     @property
     def lean(self) -> LeanService:

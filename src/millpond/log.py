@@ -27,7 +27,7 @@ DEPTH_MAX = 5  # of nested fields; what lies deeper is shown as text
 
 _SECRET = re.compile(r"\b(mp_[0-9A-Za-z]{8}_)[0-9A-Za-z]{8,}")
 _BEARER = re.compile(r"(?i)\b(bearer\s+)(?!mp_)[^\s\"',;\\]{8,}")
-_HEADER = re.compile(r"(?i)\b(authorization|cookie)(['\"]?\s*[:=,]\s*b?['\"]?)(?!bearer )[^\s'\"][^\r\n'\"]*")
+_HEADER = re.compile(r"(?i)\b(authorization|cookie)(['\"]?\s*[:=,]\s*(?:b?['\"])?)(?!bearer )[^\s'\"][^\r\n'\"]*")
 _SECRET_FIELDS = {"authorization", "proxy-authorization", "cookie", "set-cookie", "token", "secret", "password"}
 _ITEM_FIELDS = {"payload", "body", "text", "bytes", "json", "state_doc", "result"}  # what users put into items
 _MASKED_FIELDS = _SECRET_FIELDS | _ITEM_FIELDS

@@ -72,6 +72,9 @@ class EngineMeter:
         self.panics = 0  # bugs of ours that a queue survived
         self.registry_failures = 0
 
+    def know(self, store: str) -> None:
+        self.stores.setdefault(store, StoreMeter())
+
 
 class QueueReading(msgspec.Struct, kw_only=True):
     """A queue that is awake, or the sum of several.

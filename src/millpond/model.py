@@ -21,6 +21,7 @@ Intent = Literal["failure", "defer"]
 
 # ---- limits: each with its reason -------------------------------------------------------------------------
 
+QUEUE_NAME_PATTERN = r"(?!\.{1,2}(/|$))[A-Za-z0-9._-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*"  # no part is "." or ".."
 QUEUE_NAME_MAX = 200  # a name travels in every request, log line and metric label
 PARTITIONS_MAX = 1_000  # each has a file, and a lease looks at all of them
 PRODUCE_BATCH_MAX = 1_000  # a request is one chunk: one row in the store
@@ -62,6 +63,9 @@ class State(enum.StrEnum):
     CLAIMED = "claimed"
     DEAD = "dead"
     CANCELLED = "cancelled"
+
+
+ENDED = frozenset({State.COMPLETED, State.DEAD, State.CANCELLED})  # what has come to its end, and is only kept
 
 
 class DeadReason(enum.StrEnum):
@@ -226,7 +230,11 @@ class LeasedItem(msgspec.Struct, gc=False, eq=False):
 
     @property
     def text(self) -> str:
-        return self.payload.decode()
+        """Raises ValueError if the payload is not UTF-8."""
+        try:
+            return self.payload.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the payload is not text ({error.reason} at byte {error.start}); use `payload`") from None
 
     @property
     def id(self) -> str:
@@ -364,7 +372,10 @@ class LeasedItems(Batch[LeasedItem]):
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An item as seen by looking at it; nothing is leased by looking."""
+    """An item as seen by looking at it; nothing is leased by looking.
+
+    `updated_at` is when its state last changed, as far as is known without its history: `created_at` if nothing is.
+    """
 
     id: str
     state: State
@@ -387,6 +398,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     lease_deadline: datetime | None = None
     client_id: str | None = None
     cancel_asked: bool = False
+    updated_at: datetime = None  # type: ignore[assignment]  # never left so
     ended_at: datetime | None = None
     keep_until: datetime | None = None
     state_doc: Any = None
@@ -397,6 +409,11 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     source_queue: str | None = None
     source_id: str | None = None
     source_attempts: int | None = None
+
+    def __post_init__(self) -> None:
+        given: object = self.updated_at
+        if given is None:
+            self.updated_at = self.created_at
 
 
 class ItemPage(msgspec.Struct, omit_defaults=True):
@@ -419,22 +436,79 @@ class Names(Protocol):
     def correlation_id(self, number: int, created: int) -> str: ...
 
 
+class Source(Protocol):
+    """Whence an item came that died elsewhere."""
+
+    queue: str
+    id: str
+    attempts: int
+    reason: str | None
+
+
+class Full(Protocol):
+    """An item as it was produced: what a run says of its items, an own value of the same name overrules."""
+
+    payload: bytes
+    id: str | None
+    key: str | None
+    kind: str
+    encoding: str
+    reference: str
+    priority: int
+    max_attempts: int  # below 0: the queue's
+    correlation_id: str | None
+
+    @property
+    def source(self) -> Source | None: ...
+
+
 class ClaimRun(msgspec.Struct, kw_only=True):
-    """Claimed neighbours of one chunk: what they share, the first one's number, their payloads, what is not plain."""
+    """Claimed items of one chunk, mostly neighbours: what they share, their numbers and payloads, what is not plain.
+
+    `records` are all of them as they were produced, or none where nobody has more than a payload; `known` are those
+    whose record does not tell all.
+    """
 
     mint: Names
     partition: int
-    first: int
+    numbers: range | list[int]
     created: int
     deadline: int
     max_attempts: int
     payloads: list[bytes]
     known: dict[int, Item]
     state: State = State.CLAIMED
+    records: Sequence[Full] = ()
 
     def items(self) -> Iterator[Item]:
-        for number, payload in enumerate(self.payloads, self.first):
-            yield self.known.get(number) or self._plain(number, payload)
+        if self.records:
+            for number, record in zip(self.numbers, self.records, strict=True):
+                yield self.known.get(number) or self.full(number, record)
+        else:
+            for number, payload in zip(self.numbers, self.payloads, strict=True):
+                yield self.known.get(number) or self._plain(number, payload)
+
+    def full(self, number: int, record: Full) -> Item:
+        source = record.source
+        return Item(
+            id=record.id or self.mint.id(number),
+            state=self.state,
+            partition=self.partition,
+            payload=record.payload,
+            correlation_id=record.correlation_id or self.mint.correlation_id(number, self.created),
+            created_at=to_datetime(self.created),
+            expire_deadline=to_datetime(self.deadline),
+            max_attempts=self.max_attempts if record.max_attempts < 0 else record.max_attempts,
+            key=record.key,
+            kind=record.kind,
+            encoding=record.encoding,
+            reference=record.reference,
+            priority=record.priority,
+            dead_reason=source.reason if source else None,
+            source_queue=source.queue if source else None,
+            source_id=source.id if source else None,
+            source_attempts=source.attempts if source else None,
+        )
 
     def _plain(self, number: int, payload: bytes) -> Item:
         return Item(
@@ -616,6 +690,31 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     reference: str = ""
 
 
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A place for partitions, by name. `sqlite` has the `path` of a directory, `postgres` a `url`.
+
+    `affinity` is its share of the partitions of new queues, beside those of the others; 0 takes none. One that is
+    named `default` is the data directory, and has nothing else but its affinity.
+    """
+
+    name: str
+    driver: str = ""
+    path: str = ""
+    url: str = ""
+    affinity: float = 1.0
+
+
+class Reloaded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A server has read its configuration again. With `problems` nothing has changed.
+
+    `changed` holds from now on; `restart` are the keys that have other values, which hold after a restart.
+    """
+
+    changed: list[str] = []
+    restart: list[str] = []
+    problems: list[str] = []
+
+
 class PartitionDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """Where a partition lives. Numbers are never used again within an incarnation of the queue."""
 
@@ -701,6 +800,24 @@ class QueuePage(msgspec.Struct, omit_defaults=True):
     next: str | None = None
 
 
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One administrative action on a queue. `who` is an access token's name, `local` (no token) or `embedded`."""
+
+    at: datetime
+    who: str
+    action: str
+    queue: str
+    detail: dict[str, Any] = {}
+    error: str | None = None
+
+
+class AuditPage(msgspec.Struct, omit_defaults=True):
+    """The newest first; `next` leads to older ones."""
+
+    entries: list[AuditEntry]
+    next: str | None = None
+
+
 class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: Literal["ok", "warning", "failed"]
     detail: str = ""
@@ -720,6 +837,27 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 Payload = NewItem | bytes | str
 Items = Sequence[Payload]
+
+
+class ItemColumns(Batch[Payload]):
+    """New items by columns: a value a row, None where it has none. Who can check whole columns makes no NewItem."""
+
+    __slots__ = ("columns", "payloads")
+
+    def __init__(self, payloads: list[bytes], columns: dict[str, list[Any]]) -> None:
+        self.payloads = payloads
+        self.columns = columns
+        super().__init__(len(payloads), self._items)
+
+    def _items(self) -> list[Payload]:
+        rows = zip(self.payloads, *self.columns.values(), strict=True)
+        return [self._item(payload, row) for payload, *row in rows]
+
+    def _item(self, payload: bytes, row: Sequence[Any]) -> Payload:
+        """One that has nothing but a payload is its payload."""
+        fields = {name: value for name, value in zip(self.columns, row, strict=True) if value is not None}
+        return NewItem(payload=payload, **fields) if fields else payload
+
 
 # ---- instants ---------------------------------------------------------------------------------------------
 

@@ -9,40 +9,46 @@ import os
 import resource
 import signal
 import ssl
-from collections.abc import Coroutine
+import sys
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
 import uvloop
 
 from millpond.access.tokens_file import TokensFile
 from millpond.config.addresses import check_bind, host_names, only_local
 from millpond.config.certificates import tls_context
+from millpond.config.keys import KEYS
+from millpond.config.load import Loaded
 from millpond.config.settings import Address, Config
-from millpond.errors import InvalidRequest, NotFound
+from millpond.errors import Conflict, InvalidRequest, MillpondError, NotFound
 from millpond.http.app import App, Limits
 from millpond.http.auth import Guard
 from millpond.http.listener import Listener, make_way
 from millpond.http.metrics import MetricsPage
 from millpond.http.protocol import ConnectionLimits
-from millpond.model import Health
+from millpond.log import configure
+from millpond.model import Health, Reloaded
 from millpond.service.health import guest_readiness
 from millpond.service.lean import LeanService
 from millpond.sharing import SharedPond
 
 log = logging.getLogger("millpond.server")
+ReadAgain = Callable[[], Loaded]
 OWNER_LOOK_S = 1.0  # between a guest's looks at whether the owner answers
 GC_NEW_OBJECTS = 20_000  # some hundred requests; with the usual 700 a busy server collects all the time
 
 
-def serve(config: Config) -> None:
-    """Until SIGTERM or SIGINT: the first drains, the second does not wait for that."""
+def serve(config: Config, read_again: ReadAgain | None = None) -> None:
+    """Until SIGTERM or SIGINT: the first drains, the second does not wait for that. SIGHUP has it read again."""
     _allow_files(config.limits.connections)
-    uvloop.run(_serve(config))
+    uvloop.run(_serve(config, read_again))
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, read_again: ReadAgain | None) -> None:
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     told_again = asyncio.Event()
@@ -52,7 +58,19 @@ async def _serve(config: Config) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, tell)
-    server = Server(config)
+    server = Server(config, read_again)
+    reloads: set[asyncio.Task[Reloaded]] = set()
+    on_terminal = sys.stderr.isatty()
+
+    def hang_up() -> None:
+        if on_terminal and not sys.stderr.isatty():  # that has gone, and whoever sat there with it
+            tell()
+            return
+        task = asyncio.ensure_future(server.reload())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
     if await _unless(told, server.start()):
         settle_memory()
         await told.wait()
@@ -99,9 +117,11 @@ def _allow_files(connections: int) -> None:
 class Server:
     """A data directory and its listeners. `addresses` says where it listens, once it does."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, read_again: ReadAgain | None = None) -> None:
         self._config = config
-        self._pond = SharedPond(config.data)
+        self._read_again = read_again
+        self._reloading = asyncio.Lock()
+        self._pond = SharedPond(config.data, stores=config.stores, reload=self.reload)
         self._listener: Listener | None = None
         self._page: MetricsPage | None = None
         self._sockets: list[str] = []
@@ -138,6 +158,38 @@ class Server:
                 await self._listener.stop(self._config.timeouts.shutdown, self._outstanding)
         finally:
             await self._close()
+
+    async def reload(self) -> Reloaded:
+        """The configuration again: what of it can change in a running server does, all of that or nothing."""
+        async with self._reloading:
+            try:
+                told = await self._reload()
+            except MillpondError as error:
+                told = Reloaded(problems=error.details.get("problems") or [error.message])
+        for problem in told.problems:
+            log.error("the configuration was read again and nothing has changed: %s", problem)
+        for change in told.changed:
+            log.info("the configuration was read again: %s", change)
+        for key in told.restart:
+            log.warning("%s has another value in the configuration; restart the server to use it", key)
+        return told
+
+    async def _reload(self) -> Reloaded:
+        if self._read_again is None:
+            raise Conflict("this server was not started from a configuration; restart it with another one")
+        loaded = self._read_again()
+        if loaded.problems:
+            return Reloaded(problems=[str(one) for one in loaded.problems])
+        if self._pond.engine is None:
+            raise Conflict("the data directory is another process's, and so are its stores; reload that one")
+        changed = await self._pond.engine.change_stores(loaded.config.stores)
+        old, new = self._config, loaded.config
+        self._config = msgspec.structs.replace(old, stores=new.stores, log=new.log)
+        if new.log != old.log:
+            configure(new.log.format, new.log.level)
+            changed.append(f"the log has level {new.log.level}, format {new.log.format}")
+        restart = [key.name for key in KEYS if key.path[0] != "log" and key.value_in(new) != key.value_in(old)]
+        return Reloaded(changed=changed, restart=restart)
 
     async def _close(self) -> None:
         if self._looking is not None:

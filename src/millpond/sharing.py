@@ -14,8 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, suppress
+from http.client import HTTPConnection
 from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as Socket
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from millpond.api import Api
@@ -28,18 +32,21 @@ from millpond.consuming.subscribe import PREFETCH
 from millpond.directory import SOCKET
 from millpond.embedded import AsyncPond
 from millpond.errors import Closed, Conflict, DirectoryInUse
-from millpond.model import Duration
+from millpond.model import Duration, Reloaded, StoreSettings
 
 if TYPE_CHECKING:
     from millpond.client import AsyncClient
     from millpond.http.listener import Listener
 
 Identity = tuple[int, int]  # device and inode of a file
+Reload = Callable[[], Awaitable[Reloaded]]
 
 log = logging.getLogger(__name__)
 OPERATIONS = [name for name in vars(Api) if not name.startswith("_")]
 SETTLE_S = 30.0  # an owner that begins with many queues, or ends with many commits, has done so by then
+PERSON_S = 10.0  # the same for a person who waits
 ANSWER_S = 3.0  # an owner that is there answers within it, however busy; a socket may outlive its owner in a fork
+ASK_S = 60.0  # for an answer to a call that a person makes
 LOOK_S = 0.02  # between tries to own the directory or to meet its owner, while neither can be had
 SOCKET_LOOK_S = 3.0  # between an owner's looks at whether its socket is still there
 CLOSE_GRACE_S = 5.0  # for the replies that are under way when an owner closes, and for what loops left
@@ -47,16 +54,34 @@ TRY_AGAIN_S = 1.0  # after a failed attempt to take over
 SOCKET_PATH_MAX = 100  # bytes; the system takes 107
 
 
-def open_async(path: str | Path, *, clock: Clock | None = None, listen: bool = True) -> AsyncPond:
-    """A pond on `path`, for `async with`. Without `listen` it is there for a moment: as an owner it answers nobody."""
+def open_async(
+    path: str | Path,
+    *,
+    clock: Clock | None = None,
+    listen: bool = True,
+    stores: Sequence[StoreSettings] = (),
+    patient: bool = True,
+) -> AsyncPond:
+    """A pond on `path`, for `async with`. Without `listen` it is there for a moment: as an owner it answers nobody.
+
+    `stores` are for partitions, beside the directory; they count where this process owns it. Without `patient` it is
+    for a person who waits: an owner that does not answer, and a full disk, are told soon.
+    """
     if str(path) == ":memory:":
-        return AsyncPond(path, clock=clock)
-    return cast(AsyncPond, SharedPond(path, clock=clock, listen=listen))
+        return AsyncPond(path, clock=clock, stores=stores)
+    return cast(AsyncPond, SharedPond(path, clock=clock, listen=listen, stores=stores, patient=patient))
 
 
-def open(path: str | Path, *, clock: Clock | None = None, listen: bool = True) -> Pond:
+def open(
+    path: str | Path,
+    *,
+    clock: Clock | None = None,
+    listen: bool = True,
+    stores: Sequence[StoreSettings] = (),
+    patient: bool = True,
+) -> Pond:
     """A pond on `path`, for any number of threads. It is open on return; `close` it, or use `with`."""
-    return Pond(open_async(path, clock=clock, listen=listen))
+    return Pond(open_async(path, clock=clock, listen=listen, stores=stores, patient=patient))
 
 
 class Watch(asyncio.Protocol):
@@ -91,11 +116,23 @@ class SharedPond(AsyncConsumes):
     `consume` goes through these, and on when the pond inherits the directory.
     """
 
-    def __init__(self, path: str | Path, *, clock: Clock | None = None, listen: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Clock | None = None,
+        listen: bool = True,
+        stores: Sequence[StoreSettings] = (),
+        reload: Reload | None = None,
+        patient: bool = True,
+    ) -> None:
+        """`reload` is what an owner does that is told to read its configuration again."""
         self.clock = clock or Clock()
-        self._engine = AsyncPond(path, clock=self.clock)
+        self._engine = AsyncPond(path, clock=self.clock, stores=stores)
+        self._reload = reload
         self._directory = Path(path).absolute()
         self._listen = listen
+        self._patient = patient
         self._owner = False
         self._keeper: AsyncKeeper | None = None
         self._client: AsyncClient | None = None
@@ -188,7 +225,7 @@ class SharedPond(AsyncConsumes):
 
     async def _settle(self) -> None:
         clock = asyncio.get_running_loop().time
-        give_up_at = clock() + SETTLE_S
+        give_up_at = clock() + (SETTLE_S if self._patient else PERSON_S)
         while True:
             try:
                 await self._engine.open()
@@ -207,7 +244,7 @@ class SharedPond(AsyncConsumes):
         self._use(self._engine)
         if self._listen:
             try:
-                self._listener = await _listening(self._engine, self._socket)
+                self._listener = await _listening(self._engine, self._socket, self._reload)
             except OSError as error:  # not every file system has sockets
                 log.warning("no other process can use %s meanwhile (%s)", self._directory, error)
             else:
@@ -219,8 +256,10 @@ class SharedPond(AsyncConsumes):
             return False
         if self._client is None:
             from millpond.client import AsyncClient
+            from millpond.client.base import TIMEOUT_S
 
-            self._client = AsyncClient(f"unix://{self._socket}")
+            timeout = TIMEOUT_S if self._patient else PERSON_S
+            self._client = AsyncClient(f"unix://{self._socket}", timeout=timeout, patient=self._patient)
             self._use(self._client)
         self._watch = watch
         self._heir = asyncio.ensure_future(self._inherit(watch))
@@ -246,6 +285,7 @@ class SharedPond(AsyncConsumes):
 
     async def _inherit(self, watch: Watch) -> None:
         await watch.gone
+        self._listen = True  # our own calls that are under way look for the new owner at the socket
         while True:
             try:
                 await self._settle()
@@ -292,6 +332,21 @@ class SharedPond(AsyncConsumes):
             self._folder = None
 
 
+def ask_owner(directory: Path, call: str) -> tuple[int, bytes] | None:
+    """A call of the process that owns the directory, by its socket there: status and reply. None: nobody is there."""
+    connection = HTTPConnection("localhost")
+    with suppress(OSError), ExitStack() as stack:
+        folder = os.open(directory, os.O_PATH | os.O_CLOEXEC)
+        stack.callback(os.close, folder)
+        connection.sock = stack.enter_context(Socket(AF_UNIX))
+        connection.sock.settimeout(ASK_S)
+        connection.sock.connect(f"/proc/self/fd/{folder}/{SOCKET}")  # short, whatever the directory's name
+        connection.request("POST", f"/v1/{call}", b"{}", {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    return None
+
+
 def _identity(path: str) -> Identity | None:
     try:
         found = os.lstat(path)
@@ -306,13 +361,13 @@ async def _end(task: asyncio.Task[None] | None) -> None:
         await asyncio.wait({task})
 
 
-async def _listening(engine: AsyncPond, socket: str) -> Listener:
+async def _listening(engine: AsyncPond, socket: str, reload: Reload | None) -> Listener:
     """For the processes of whoever can read the directory: they own what is in it, and are asked for no token."""
     from millpond.http.app import App
     from millpond.http.listener import Listener
     from millpond.http.protocol import ConnectionLimits
 
-    app = App(engine, queue_of=engine.queue_of)
+    app = App(engine, queue_of=engine.queue_of, reload=reload)
     listener = Listener(app, engine.lean, ConnectionLimits())
     try:
         await listener.listen_unix(socket)

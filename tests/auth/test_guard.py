@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from millpond.access.roles import CALLS, COMMAND_KINDS, LISTS, ROLES, WHOLE
+from millpond.access.roles import CALLS, COMMAND_KINDS, LISTS, OWN_QUEUES, ROLES, WHOLE, WORKER_KINDS, WORKERS_QUEUE
 from millpond.access.tokens_file import TokensFile
 from millpond.clock import ManualClock
 from millpond.errors import Forbidden, MillpondError, Unauthorized, Unavailable
 from millpond.http.auth import LOCAL, LOOK_EVERY_MS, Guard, Identity
+from millpond.jobs import names
 from millpond.wire.calls import CALLS as WIRE_CALLS
 
 PAGES = {"metrics", "dashboard"}
@@ -52,6 +53,7 @@ ALLOWED = {
     "queue.redrive": "operator admin",
     "queue.cancel": "operator admin",
     "queue.bury": "operator admin",
+    "queue.ready": "operator admin",
     "queue.rebalance": "operator admin",
     "journal.read": "operator admin",
 }
@@ -128,6 +130,39 @@ def test_jobs_need_a_permission_of_their_own_in_any_role(world: World, role: str
         assert allows(world.guard, plain, call, "q", "", "email") is may
         assert allows(world.guard, plain, call, "q", "email", kind) is False
         assert allows(world.guard, special, call, "q", "email", kind) is may
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_who_may_lease_may_register_as_a_worker_and_do_no_more_there(world: World, role: str) -> None:
+    narrow = world.holder(role, "team-a/*", commands=True)
+    may = role in ALLOWED["queue.lease"].split()
+    workers, schedules = "millpond/workers", "millpond/schedules"
+    for call in ("queues.create", "queues.info", "items.get"):
+        assert allows(world.guard, narrow, call, workers) is may
+        assert allows(world.guard, narrow, call, schedules) is False
+    assert allows(world.guard, narrow, "queue.produce", workers, "worker", "leash") is may
+    for kinds in (["worker", "command"], ["task"], ["email"], []):
+        assert allows(world.guard, narrow, "queue.produce", workers, *kinds) is False
+    for call in CALLS - {"queues.create", "queues.info", "items.get", "queue.produce"} - LISTS:
+        assert allows(world.guard, narrow, call, workers) is False
+        assert allows(world.guard, narrow, call, schedules) is False
+    assert allows(world.guard, narrow, "queue.produce", schedules, "command") is False
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_queues_of_our_own_are_made_by_who_works_with_them(world: World, role: str) -> None:
+    own = world.holder(role, "jobs millpond/*")
+    for queue in ("millpond/schedules", "millpond/links"):
+        assert allows(world.guard, own, "queues.create", queue) is (role != "viewer")
+        assert allows(world.guard, own, "queues.delete", queue) is (role == "admin")
+    assert allows(world.guard, own, "queues.create", "millpond/mine") is (role == "admin")
+    assert allows(world.guard, own, "queue.produce", "millpond/links", "command") is False
+
+
+def test_our_own_queues_have_their_names_twice() -> None:
+    assert set(names.SYSTEM_QUEUES) == OWN_QUEUES
+    assert {names.WORKER, names.LEASH} == WORKER_KINDS
+    assert names.WORKERS_QUEUE == WORKERS_QUEUE
 
 
 def test_a_call_that_is_in_no_table_is_nobodys(world: World) -> None:

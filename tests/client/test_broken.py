@@ -90,6 +90,18 @@ def test_a_broken_long_poll_goes_on_for_the_rest_of_its_wait(make: Make) -> None
         assert 59 < second["wait"] < 60
 
 
+@pytest.mark.parametrize("fault", [reset, refusal("closed", 503)])
+def test_a_broken_wait_for_an_item_goes_on_for_the_rest_of_it(make: Make, fault: Step) -> None:
+    instant = "2026-11-16T00:00:00Z"
+    fields = {"id": "i", "state": "dead", "partition": 0, "correlation_id": "c", "created_at": instant}
+    with scripted(fault, reply(fields | {"expire_deadline": instant})) as server, make(server.url) as client:
+        item = client.get_item("q", "i", wait="1m")
+        assert (item.state, item.updated_at) == ("dead", item.created_at)
+        [(_, first), (_, second)] = server.requests
+        assert first["wait"] == "1m"
+        assert 55 < second["wait"] < 60
+
+
 def test_a_refused_repeat_of_a_lost_create_is_in_doubt(make: Make) -> None:
     lost = scripted(reset, refusal("queue_exists", 409))
     with lost as server, make(server.url) as client, pytest.raises(OutcomeUnknown, match="queue_exists"):

@@ -94,6 +94,22 @@ def test_a_long_poll_waits_longer_than_the_timeout(make: Make, server: Served, q
         assert list(client.lease(queue, wait="300ms")) == []
 
 
+def test_a_look_waits_longer_than_the_timeout(make: Make, server: Served, queue: str) -> None:
+    with make(server.url, timeout=0.2) as client:
+        client.produce(queue, [NewItem(id="mine", payload=b"x")])
+        item = client.get_item(queue, "mine", wait=timedelta(milliseconds=300))
+        assert (item.state, item.updated_at) == ("ready", item.created_at)
+        client.complete(client.lease(queue))
+        with pytest.raises(NotFound):
+            client.get_item(queue, "mine", wait=5)
+
+
+def test_items_that_wait_for_their_time_are_made_ready(client: Any, queue: str) -> None:
+    [made] = client.produce(queue, [NewItem(payload=b"x", delay="1h")])
+    assert [result.ok for result in client.make_ready(queue, [made.id, "none"])] == [True, False]
+    assert [item.payload for item in client.lease(queue)] == [b"x"]
+
+
 def test_the_same_request_id_adds_nothing(client: Any, queue: str) -> None:
     first = client.produce(queue, [b"once"], request_id="r1")
     again = client.produce(queue, [b"once"], request_id="r1")

@@ -10,6 +10,7 @@ import pytest
 from millpond.config.keys import KEYS
 from millpond.config.load import Loaded, load
 from millpond.config.settings import Address, Config
+from millpond.model import StoreSettings
 
 EVERYTHING = """
 data = "pond"
@@ -138,10 +139,8 @@ def test_a_variable_that_looks_like_a_typo_is_warned_of_and_others_are_let_be() 
         ("cert = 'x'", "pond.toml:1: cert is no key of millpond; did you mean 'tls.cert'?"),
         ("[limit]\nconnections = 1", "pond.toml:1: limit is no table of millpond; did you mean 'limits'?"),
         ("log = 'json'", "pond.toml:1: log is 'json'; it is a table, write [log] and its keys below"),
-        (
-            "x = 1\n[[stores]]\nname = 'a'",
-            "pond.toml:2: stores is not built yet: everything is in the data directory; remove it",
-        ),
+        ("stores = 'a'", "pond.toml:1: stores is 'a'; write [[stores]] and its keys below"),
+        ("[stores]\nname = 'a'", "pond.toml:1: stores is a table; write [[stores]] and its keys below"),
         ("bind = [\n  '127.0.0.1:1',\n  ':2',\n]", "pond.toml:3: bind is ':2'; say where to listen"),
         ("bind = []", "pond.toml:1: bind is empty; write at least one address, like '127.0.0.1:7410'"),
         ("bind = 7410", "pond.toml:1: bind is 7410; write an address, like '127.0.0.1:7410', or an array of them"),
@@ -237,10 +236,14 @@ def test_what_is_allowed_but_unwise_is_a_warning(tmp_path: Path) -> None:
 
 def test_the_page_on_configuration_has_every_key() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
-    rows = [line.split("|") for line in page.read_text().splitlines() if line.startswith("| `")]
+    keys, stores = page.read_text().split("## Stores")
+    rows = [line.split("|") for line in keys.splitlines() if line.startswith("| `")]
     assert {row[1].strip(" `"): row[3].strip() for row in rows} == {key.name: key.about for key in KEYS}
+    rows = [line.split("|") for line in stores.splitlines() if line.startswith("| `")]
+    assert [row[1].strip(" `") for row in rows] == list(StoreSettings.__struct_fields__)
 
 
-def test_the_example_on_the_page_is_right(tmp_path: Path) -> None:
+def test_the_examples_on_the_page_are_right(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text()
-    assert load_text(tmp_path, page.split("```toml\n")[1].split("```")[0]).problems == []
+    for example in page.split("```toml\n")[1:]:
+        assert load_text(tmp_path, example.split("```")[0]).problems == []

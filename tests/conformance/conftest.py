@@ -8,13 +8,13 @@ import pytest
 from millpond.model import QueueDefinition
 from millpond.store.base import Registry, Store, Stores
 from tests.conformance.engine import FaultyStores, SteppedPond
-from tests.conformance.stores import BACKENDS, Backend
+from tests.conformance.stores import Backend, parameters
 from tests.drive import definition
 
 MakePond = Callable[..., SteppedPond]
 
 
-@pytest.fixture(params=BACKENDS, ids=str)
+@pytest.fixture(params=parameters(), ids=str)
 def backend(request: pytest.FixtureRequest) -> Backend:
     made: Backend = request.param
     return made

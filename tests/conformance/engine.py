@@ -40,6 +40,7 @@ from millpond.queue.requests import (
     Lease,
     ListClaims,
     ListItems,
+    MakeReady,
     OpenConsumer,
     Produce,
     PublishStage,
@@ -148,6 +149,13 @@ class SteppedPond(Pond):
     def write_state(self, item: LeasedItem, version: int, document: Any, queue: str = "q") -> StateWritten:
         return self.ask(WriteState(item.lease, version, encode_state(document)), queue)  # type: ignore[no-any-return]
 
+    def watch(self, item_id: str, wait: int = 60_000, queue: str = "q") -> GetItem:
+        """A look that waits for the item to end."""
+        request = GetItem(item_id, wait)
+        self.submit(request, queue)
+        self.run()
+        return request
+
     def get(self, item_id: str, queue: str = "q") -> Item:
         return self.ask(GetItem(item_id), queue)  # type: ignore[no-any-return]
 
@@ -164,6 +172,9 @@ class SteppedPond(Pond):
 
     def cancel(self, *ids: str, queue: str = "q") -> Any:
         return self.ask(Cancel(ids), queue)
+
+    def make_ready(self, *ids: str, queue: str = "q") -> Any:
+        return self.ask(MakeReady(ids), queue)
 
     def clear(self, *states: State, queue: str = "q") -> dict[str, int]:
         return self.ask(Clear(states), queue)  # type: ignore[no-any-return]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millpond.store.base import Chunk, Registry, Stores, Turn
 from millpond.store.memory import MemoryRegistry, MemoryStores
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
+from tests.postgres.scoped import scoped_stores
 
 RESERVE_BYTES = 64 << 10  # small, so that making it costs the suite nothing
 
@@ -21,9 +23,10 @@ class Backend:
 
     name: str
     stores: Callable[[Path], Stores]
-    registry: Callable[[Path], Registry]
+    registry: Callable[[Path], Registry]  # where there is none of its own, the one that is used with it
     survives_restart: bool = True  # a second factory on the same directory finds what the first one stored
     exclusive: bool = True  # refuses to open what another store has open
+    slow: bool = False  # it needs a server
 
     def __str__(self) -> str:
         return self.name
@@ -32,12 +35,18 @@ class Backend:
 BACKENDS = [
     Backend("memory", lambda _: MemoryStores(), lambda _: MemoryRegistry(), survives_restart=False, exclusive=False),
     Backend("sqlite", lambda path: SqliteStores(path, reserve_bytes=RESERVE_BYTES), SqliteRegistry),
+    Backend("postgres", scoped_stores, SqliteRegistry, exclusive=False, slow=True),
 ]
+
+
+def parameters(can: Callable[[Backend], bool] = lambda _: True) -> list[Any]:
+    """Those backends that can do something, as parameters of tests."""
+    return [pytest.param(one, marks=[pytest.mark.slow] if one.slow else []) for one in BACKENDS if can(one)]
 
 
 def only(can: Callable[[Backend], bool]) -> pytest.MarkDecorator:
     """Run a test on those backends alone that can do what it is about."""
-    return pytest.mark.parametrize("backend", [one for one in BACKENDS if can(one)], indirect=True, ids=str)
+    return pytest.mark.parametrize("backend", parameters(can), indirect=True, ids=str)
 
 
 def turn(number: int, **fields: object) -> Turn:

@@ -892,4 +892,4 @@ def test_a_claim_is_read_without_an_item_being_made(pond: SteppedPond) -> None:
     page = pond.ask(ReadClaim("c", 0, 0, 1_000))
     assert isinstance(page.items, ClaimRows)
     [run] = page.items.runs
-    assert (run.first, run.payloads, run.known) == (1, numbered(5), {})
+    assert (run.numbers, run.payloads, run.known) == (range(1, 6), numbered(5), {})

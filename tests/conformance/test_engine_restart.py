@@ -25,6 +25,7 @@ from millpond.queue.requests import (
     JudgeClaim,
     JudgeItem,
     Lease,
+    MakeReady,
     OpenConsumer,
     PublishStage,
     Redrive,
@@ -53,6 +54,7 @@ def state_of(partition: Partition) -> dict[str, Any]:
         for number in chunks.walk(0)
     }
     dump["leased"] = {number: partition.leased[number] for number in partition.leased}
+    del dump["granted"]  # the leases have it
     dump["names"] = (dedup.live, dict(dedup.names.items()))
     dump["moving"] = {
         number: (target, redrive, turn) for target, redrive, turn, runs in dump["moving"] for number in numbers_of(runs)
@@ -69,6 +71,7 @@ class Workload:
     def __init__(self, pond: SteppedPond, seed: int) -> None:
         self.pond = pond
         self.rng = Random(seed)
+        self.later = Random(seed)  # for what was thought of later: the rest stays as it was
         self.tokens: list[str] = []
         self.ids: list[str] = []
 
@@ -80,6 +83,8 @@ class Workload:
             (30, 25, 20, 12, 8, 8, 4, 10, 1, 2, 3, 8, 6, 5, 8, 4),
         )[0]  # fmt: skip
         act()
+        if self.ids and self.later.random() < 0.03:
+            pond.submit(MakeReady(self.later.sample(self.ids, min(len(self.ids), 5))))
         pond.run()
 
     def produce(self) -> None:

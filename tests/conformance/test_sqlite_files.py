@@ -33,6 +33,15 @@ def store(stores: SqliteStores) -> Iterator[Store]:
     made.close()
 
 
+def test_what_is_made_in_an_open_directory_is_private(store: Store, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    SqliteRegistry(tmp_path).load()
+    store.commit(turn(1))
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert {"meta.db", "queues", "incarnation", "3.db", "3.db-wal"} <= set(modes)
+    assert all(mode & 0o077 == 0 for mode in modes.values()), modes
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "queues" / "incarnation" / "3.db"
@@ -140,7 +149,7 @@ def test_a_registry_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     registry = SqliteRegistry(tmp_path)
     registry.load()
     registry.close()
-    alter(tmp_path / "meta.db", "PRAGMA user_version = 2")
+    alter(tmp_path / "meta.db", "PRAGMA user_version = 3")
     with pytest.raises(StoreFailed, match="upgrade millpond"):
         registry.load()
 

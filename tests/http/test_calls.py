@@ -13,7 +13,6 @@ from tests.http.served import Served
 
 NOT_BUILT = {
     "queue.rebalance": {"queue": "q"},
-    "queue.audit": {"queue": "q"},
 }
 
 
@@ -206,6 +205,21 @@ def test_items_that_wait_are_buried_by_id(server: Served, queue: str) -> None:
     assert [result.get("ok", False) for result in results] == [True, False]
     item = server.must("items.get", queue=queue, id=made["id"])
     assert (item["state"], item["dead_reason"], item["last_error"]) == ("dead", "rejected", "not wanted")
+
+
+def test_items_that_wait_for_their_time_are_made_ready_by_id(server: Served, queue: str) -> None:
+    [made] = produce(server, queue, {"text": "1", "delay": "1h"})
+    assert lease(server, queue) == []
+    results = server.must("queue.ready", queue=queue, ids=[made["id"], "none"])["results"]
+    assert [result.get("ok", False) for result in results] == [True, False]
+    assert [item["id"] for item in lease(server, queue)] == [made["id"]]
+
+
+def test_ready_items_are_listed_as_such(server: Served, queue: str) -> None:
+    made = produce(server, queue, {"text": "1"}, {"text": "2", "kind": "k"})
+    listed = server.must("items.list", queue=queue, state="ready")["items"]
+    assert [(item["id"], item["state"]) for item in listed] == [(one["id"], "ready") for one in made]
+    assert all(item["updated_at"] == item["created_at"] for item in listed)
 
 
 @pytest.mark.parametrize("name", [name for name, call in CALLS.items() if not call.built])

@@ -18,7 +18,7 @@ JSON = "Content-Type: application/json"
 
 class Team:
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = self.who = name
 
     def sees(self, queue: str) -> bool:
         return queue.startswith(f"{self.name}/")

@@ -38,6 +38,7 @@ EXPECTED = {
     "queue.state": "queue lease version state_doc",
     "queue.cancel": "queue ids",
     "queue.bury": "queue ids reason error",
+    "queue.ready": "queue ids",
     "queue.stats": "queue",
     "queue.pause": "queue",
     "queue.resume": "queue",
@@ -56,7 +57,7 @@ EXPECTED = {
     "stage.publish": "queue txn chunks",
     "stage.abort": "queue txn",
     "journal.read": "queue partition after limit",
-    "items.get": "queue id",
+    "items.get": "queue id wait",
     "items.list": "queue state partition kind after until limit",
 }
 PARTS = {
@@ -72,6 +73,8 @@ PARTS = {
     "StateWritten": "version",
     "QueueStats": "counts waiters oldest_ready_age rates partitions",
     "PartitionStats": "partition store status counts last_number",
+    "AuditPage": "entries next",
+    "AuditEntry": "at who action queue detail error",
     "Redriven": "matched moved",
     "LookPage": "items next",
     "QueuePage": "queues next",

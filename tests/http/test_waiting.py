@@ -1,4 +1,4 @@
-"""Leases that wait: clients that leave, the limit on them, and the drain before a shutdown."""
+"""Leases and looks that wait: clients that leave, the limit on them, and the drain before a shutdown."""
 
 from __future__ import annotations
 
@@ -83,6 +83,70 @@ def test_a_drain_ends_waiting_leases_and_still_takes_completes(own: Served, pool
     assert "retry-after" in not_ready.headers
     assert own.ask("GET", "/health").status == 200
     assert own.must("queue.complete", leases=[item["lease"]])["results"][0]["ok"] is True
+
+
+# ---- for an item to end -----------------------------------------------------------------------------------
+
+
+def watch(served: Served, pool: ThreadPoolExecutor, item_id: str, queue: str = "q") -> Future[Reply]:
+    return pool.submit(served.call, "items.get", {"queue": queue, "id": item_id, "wait": "10m"})
+
+
+def test_a_look_waits_for_its_item_to_end(server: Served, queue: str, pool: ThreadPoolExecutor) -> None:
+    [made] = server.must("queue.produce", queue=queue, items=[{"text": "x"}])["items"]
+    waiting = watch(server, pool, made["id"], queue)
+    server.until_parked()
+    [item] = server.must("queue.lease", queue=queue)["items"]
+    server.must("queue.complete", leases=[item["lease"]], result={"answer": 42})
+    reply = waiting.result()
+    told = reply.value
+    assert (told["state"], told["text"], told["result"]) == ("completed", "x", {"answer": 42})
+    assert told["ended_at"] == told["updated_at"]
+    assert reply.headers["x-correlation-id"] == made["correlation_id"]
+    late = server.call("items.get", queue=queue, id=made["id"], wait="10m")
+    assert (late.status, late.error["code"]) == (404, "not_found")
+
+
+def test_a_look_whose_wait_is_over_shows_the_item_as_it_is(server: Served, queue: str) -> None:
+    [made] = server.must("queue.produce", queue=queue, items=[{"text": "x"}])["items"]
+    told = server.must("items.get", queue=queue, id=made["id"], wait="1ms")
+    assert (told["state"], told["updated_at"]) == ("ready", told["created_at"])
+
+
+def test_a_look_of_a_client_that_left_waits_no_more(own: Served) -> None:
+    [made] = own.must("queue.produce", queue="q", items=[{"text": "x"}])["items"]
+    body = msgspec.json.encode({"queue": "q", "id": made["id"], "wait": "10m"})
+    with own.connect() as sock:
+        sock.sendall(post("/v1/items.get", body, JSON))
+        own.until_parked()
+    own.until(lambda: not len(own.app.parked))
+    runner = own.pond._manager.awake("q")
+    assert runner is not None
+    own.until(lambda: runner.queue.idle)
+
+
+def test_looks_that_wait_count_to_the_limit_and_end_with_a_drain(own: Served, pool: ThreadPoolExecutor) -> None:
+    [made] = own.must("queue.produce", queue="q", items=[{"text": "x"}])["items"]
+    waiting = [watch(own, pool, made["id"]), watch(own, pool, made["id"])]
+    own.until_parked(2)
+    refused = own.call("items.get", queue="q", id=made["id"], wait="1s")
+    assert (refused.status, refused.error["code"]) == (429, "too_many_requests")
+    assert own.call("items.get", queue="q", id=made["id"]).status == 200
+    own.loop.call_soon_threadsafe(own.app.drain)
+    for reply in (*(one.result() for one in waiting), own.call("items.get", queue="q", id=made["id"], wait="1s")):
+        assert (reply.status, reply.error["code"], "retry-after" in reply.headers) == (503, "closed", True)
+    assert own.call("items.get", queue="q", id=made["id"]).status == 200
+
+
+def test_a_look_at_a_queue_that_is_deleted_finds_nothing(own: Served, pool: ThreadPoolExecutor) -> None:
+    [made] = own.must("queue.produce", queue="q", items=[{"text": "x"}])["items"]
+    waiting = watch(own, pool, made["id"])
+    own.until_parked()
+    own.must("queues.delete", name="q", force=True)
+    assert (waiting.result().status, waiting.result().error["code"]) == (404, "not_found")
+
+
+# ---- what never comes to light ----------------------------------------------------------------------------
 
 
 def test_items_leased_for_a_client_that_left_meanwhile_are_given_back() -> None:

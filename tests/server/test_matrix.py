@@ -34,6 +34,7 @@ MORE: dict[str, dict[str, Any]] = {
     "queue.state": {"lease": "none", "version": 0, "state_doc": {"text": PAYLOAD}},
     "queue.cancel": {"ids": ["none"]},
     "queue.bury": {"ids": ["none"]},
+    "queue.ready": {"ids": ["none"]},
     "items.get": {"id": "none"},
     "queue.claim": {"claim_id": "c"},
     "claim.read": {"claim_id": "c"},

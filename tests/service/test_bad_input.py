@@ -129,6 +129,7 @@ class Case:
             "pause": {"queue": "q"},
             "resume": {"queue": "q"},
             "stats": {"queue": "q"},
+            "audit": {"queue": "q", "after": "5", "limit": 10},
             "produce": {"queue": "q", "items": ["new"], "on_conflict": "ignore", "request_id": "r"},
             "lease": {"queue": "q", "batch": 1, "wait": 0, "lease_timeout": "1s", "client_id": "me"},
             "complete": {"leases": [lease], "queue": "q", "result": 1},
@@ -138,7 +139,8 @@ class Case:
             "cancel": {"queue": "q", "ids": ["later"]},
             "clear": {"queue": "q", "states": ["ready"]},
             "redrive": {"queue": "kept", "ids": None, "filter": {}, "rate": 1e6, "dry_run": False},
-            "get_item": {"queue": "q", "id": "later"},
+            "make_ready": {"queue": "q", "ids": ["later"]},
+            "get_item": {"queue": "q", "id": "later", "wait": 0},
             "list_items": {"queue": "q", "state": "ready", "partition": 0, "kind": "a", "after": "0:0", "limit": 10}
             | {"until": 5},
             "bury": {"queue": "q", "ids": ["later"], "reason": "rejected", "error": "why"},
@@ -220,6 +222,7 @@ TAKEN: Mapping[tuple[str, str], set[str]] = {
     ("claim", "max_bytes"): {"none"},
     ("claim", "owner"): STRINGS,
     ("read_claim", "after"): {"none"},
+    ("audit", "after"): {"none"},
     **{(call, "epoch"): {"none"} for call in ("read_claim", "give_verdicts", "complete_claim", "release_claim")},
     ("publish_stage", "chunks"): {"list"},  # a transaction of nothing
     ("list_items", "kind"): {"none", *STRINGS},

@@ -74,6 +74,7 @@ def test_no_form_has_an_operation_that_the_others_lack() -> None:
         *loops,
         "open",
         "close",
+        "change_stores",
         "has_directory",
         "leased_count",
         "queue_of",
@@ -317,13 +318,14 @@ def calls_of(pond: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "cancel", partial(pond.cancel, "q", ["id"])
     yield "get_item", partial(pond.get_item, "q", "id")
     yield "bury", partial(pond.bury, "q", ["id"])
+    yield "make_ready", partial(pond.make_ready, "q", ["id"])
     yield "open_consumer", partial(pond.open_consumer, "q", "reader")
     for name in ("claim", "read_claim", "complete_claim", "release_claim", "abort_stage"):
         yield name, partial(getattr(pond, name), "q", "name")
     yield "give_verdicts", partial(pond.give_verdicts, "q", "name", [Verdict(id="id", verdict="dead")])
     yield "stage", partial(pond.stage, "q", "txn", "chunk", ["x"])
     yield "publish_stage", partial(pond.publish_stage, "q", "txn", ["chunk"])
-    for name in ("list_claims", "read_journal"):
+    for name in ("list_claims", "read_journal", "audit"):
         yield name, partial(getattr(pond, name), "q")
 
 

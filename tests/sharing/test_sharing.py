@@ -116,14 +116,30 @@ def test_a_guest_inherits(end: str, tmp_path: Path) -> None:
             assert lock_of(tmp_path) == [os.getpid(), 2]
 
 
-def test_a_parked_lease_survives_its_owner(tmp_path: Path) -> None:
-    with other(tmp_path) as owner, millpond.open(tmp_path) as pond, ThreadPoolExecutor() as threads:
+@pytest.mark.parametrize("listen", [True, False])
+def test_a_parked_lease_survives_its_owner(listen: bool, tmp_path: Path) -> None:
+    with (
+        other(tmp_path) as owner,
+        millpond.open(tmp_path, listen=listen) as pond,
+        ThreadPoolExecutor() as threads,
+    ):
         pond.create_queue("q")
         lease = threads.submit(pond.lease, "q", wait="60s")
         until_parked(pond, "q")
         owner.kill()
         pond.produce("q", ["a"])
         assert [item.text for item in lease.result()] == ["a"]
+
+
+def test_a_parked_look_survives_its_owner(tmp_path: Path) -> None:
+    with other(tmp_path) as owner, millpond.open(tmp_path) as pond, ThreadPoolExecutor() as threads:
+        pond.create_queue("q", completed_retention="1h")
+        [made] = pond.produce("q", ["a"])
+        look = threads.submit(pond.get_item, "q", made.id, wait="60s")
+        assert owner.ask("pond.stats('q').counts['ready']") == "1"
+        owner.kill()
+        pond.cancel("q", [made.id])
+        assert look.result().state == "cancelled"
 
 
 def test_of_many_guests_one_inherits_and_the_others_find_it(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from millpond.queue.requests import (
     GetStats,
     Lease,
     ListItems,
+    MakeReady,
     Produce,
     Redrive,
     Request,
@@ -40,8 +41,8 @@ REPEATS = 20  # batches and old tokens remembered, to be sent again
 # How often each kind is asked for; the weights were chosen so that all pairs with faults are met.
 WEIGHTS = {
     asks.PRODUCE: 14, asks.PRODUCE_NAMED: 10, asks.LEASE: 14, asks.LEASE_WAIT: 10, asks.COMPLETE: 18, asks.RETRY: 9,
-    asks.EXTEND: 6, asks.STATE: 6, asks.CANCEL: 3, asks.CLEAR: 0.7, asks.GET: 3, asks.LIST: 1.5, asks.STATS: 2,
-    asks.REDRIVE: 2,
+    asks.EXTEND: 6, asks.STATE: 6, asks.CANCEL: 3, asks.CLEAR: 0.7, asks.GET: 3, asks.LIST: 1.5, asks.STATS: 3,
+    asks.REDRIVE: 2, asks.GET_WAIT: 5, asks.MAKE_READY: 2,
 }  # fmt: skip
 
 
@@ -70,6 +71,8 @@ class Consumers:
             asks.CANCEL: self._cancel,
             asks.CLEAR: self._clear,
             asks.GET: self._get,
+            asks.GET_WAIT: self._get_wait,
+            asks.MAKE_READY: self._make_ready,
             asks.LIST: self._list,
             asks.STATS: self._stats,
             asks.REDRIVE: self._redrive,
@@ -333,6 +336,20 @@ class Consumers:
         item_id = self.an_id()
         ask = self.ask(asks.GET, GetItem(item_id))
         ask.ids = [item_id]
+        return ask
+
+    def _get_wait(self) -> Ask:
+        """Mostly for one that is held: those end soonest."""
+        held = [grant.item.id for grant in self.held if not grant.over]
+        item_id = self.rng.choice(held) if held and self.rng.random() < 0.6 else self.an_id()
+        ask = self.ask(asks.GET_WAIT, GetItem(item_id, self.rng.choice((1, 500, 5_000, 60_000))))
+        ask.ids = [item_id]
+        return ask
+
+    def _make_ready(self) -> Ask:
+        ids = list({self.an_id(): None for _ in range(self.few(6))})
+        ask = self.ask(asks.MAKE_READY, MakeReady(ids))
+        ask.ids = ids
         return ask
 
     def _list(self) -> Ask:

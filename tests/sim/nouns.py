@@ -24,9 +24,10 @@ class Item:
     """`changes` are its states so far, each with the number of the commit that brought it."""
 
     __slots__ = (
-        "arrived", "attempts", "cancel_asked", "changes", "correlation_id", "created", "deliveries", "docs", "due",
-        "ended_at", "error", "expire_deadline", "hold", "id", "kept_until", "lease", "moving_to", "number",
-        "partition", "payload", "priority", "reason", "record", "returns", "state", "token_floor", "version",
+        "arrived", "attempts", "cancel_asked", "changed_at", "changes", "correlation_id", "created", "deliveries",
+        "docs", "due", "ended_as", "ended_at", "error", "expire_deadline", "hold", "id", "kept_until", "lease",
+        "moving_to", "number", "partition", "payload", "priority", "reason", "record", "returns", "state",
+        "token_floor", "version",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, number: int, record: Record, deadline: int) -> None:
@@ -54,6 +55,8 @@ class Item:
         self.cancel_asked = False
         self.kept_until = 0
         self.moving_to: str | None = None
+        self.changed_at = self.created  # its state, the last time
+        self.ended_as: str | None = None  # the state that it came to its end in, be it kept or not
         self.ended_at: int | None = None  # when it was completed, cancelled, moved on or removed
         self.returns = False  # it moves back to where it came from, not to a dead queue
         self.arrived = False  # in the queue that it moves to

@@ -22,8 +22,8 @@ from millpond.errors import (
     Unavailable,
     VersionConflict,
 )
-from millpond.model import Item as Shown
 from millpond.model import (
+    ENDED,
     ItemPage,
     LeasedItem,
     Produced,
@@ -34,11 +34,27 @@ from millpond.model import (
     to_datetime,
     to_ms,
 )
+from millpond.model import Item as Shown
+from millpond.queue.requests import GetItem
 from tests.sim import asks
 from tests.sim.asks import Ask, Batch
 from tests.sim.batch_replies import BATCH_JUDGES, judge_refusal
 from tests.sim.model import Model, Queue
-from tests.sim.nouns import CANCELLED, CLAIMED, COMPLETED, DEAD, GONE, LEASED, STATES, Grant, Item, Make, Violation
+from tests.sim.nouns import (
+    CANCELLED,
+    CLAIMED,
+    COMPLETED,
+    DEAD,
+    GONE,
+    LEASED,
+    READY,
+    STATES,
+    WAITING,
+    Grant,
+    Item,
+    Make,
+    Violation,
+)
 
 
 def judge(model: Model, ask: Ask) -> None:
@@ -72,7 +88,7 @@ def _judge_error(model: Model, ask: Ask, error: MillpondError) -> None:
             _broken(ask, f"version {ask.version} is refused, and it is the version of {ask.grants[0].item}")
     elif isinstance(error, LeaseLost):
         _judge_lost(model, ask, 0)
-    elif isinstance(error, NotFound) and ask.kind == asks.GET:
+    elif isinstance(error, NotFound) and ask.kind in (asks.GET, asks.GET_WAIT):
         if not _may_be_gone(model.queues[ask.queue], ask, ask.ids[0]):
             _broken(ask, f"{ask.ids[0]} is said not to exist")
     elif ask.kind in BATCH_JUDGES:
@@ -383,12 +399,53 @@ def _judge_shown(model: Model, ask: Ask, shown: Shown) -> None:
             item.partition.index, item.payload, record.kind, record.encoding, record.reference, record.priority,
             record.key, source and source.queue, source and source.id, source and source.attempts, item.created,
         )  # fmt: skip
-        if told == known and str(shown.state) in item.states_since(ask.step):
+        if told == known and str(shown.state) in _shown_states(ask, item):
             _learn(ask, item, shown.correlation_id)
             if item.changes[-1][0] <= ask.step:
                 _judge_still(ask, item, shown)
             return
     _broken(ask, f"{shown.id} is shown as {shown.state}, {told}: {_states(queue, ask, shown.id)}")
+
+
+def _shown_states(ask: Ask, item: Item) -> set[str]:
+    """Who waits is told of the end of an item of which nothing is kept, too."""
+    states = item.states_since(ask.step)
+    ended = ask.kind == asks.GET_WAIT and GONE in states and item.ended_as is not None
+    return states | {str(item.ended_as)} if ended else states
+
+
+def _judge_get_wait(model: Model, ask: Ask) -> None:
+    shown: Shown = ask.request.value
+    assert isinstance(ask.request, GetItem)
+    _judge_get(model, ask)
+    if shown.state not in ENDED:
+        if ask.request.until > model.now:
+            _broken(ask, f"{shown.id} is {shown.state}, and there is time until {ask.request.until}; it is {model.now}")
+        return
+    item = model.queues[ask.queue].by_id[shown.id][-1]
+    if item.ended_as == shown.state and item.state in (GONE, shown.state) and item.created == to_ms(shown.created_at):
+        told = (shown.attempts, shown.deliveries, shown.last_error)
+        if told != (item.attempts, item.deliveries, item.error):
+            _broken(ask, f"{item} is shown as {told}, but it is {item.attempts, item.deliveries, item.error}")
+        if shown.state == COMPLETED and (shown.state_doc, shown.state_version) != (None, 0):
+            _broken(ask, f"{item} is completed, and shown with a document")
+
+
+def _judge_make_ready(model: Model, ask: Ask) -> None:
+    queue = model.queues[ask.queue]
+    results: Sequence[Result] = ask.request.value
+    for item_id, result in zip(ask.ids, results, strict=True):
+        states = _states(queue, ask, item_id)
+        if result.ok:
+            if not states & {READY, GONE}:
+                _broken(ask, f"{item_id} is said to be ready, and it is not: {states}")
+        elif result.error is None:
+            _broken(ask, "an id without an answer")
+        elif result.error.code == "not_found":
+            if not _may_be_gone(queue, ask, item_id):
+                _broken(ask, f"{item_id} is said not to exist: {states}")
+        elif result.error.code != "conflict" or not states - {*WAITING, GONE}:
+            _broken(ask, f"{item_id} could not be made ready: {result.error}, {states}")
 
 
 def _judge_still(ask: Ask, item: Item, shown: Shown) -> None:
@@ -399,6 +456,10 @@ def _judge_still(ask: Ask, item: Item, shown: Shown) -> None:
         _broken(ask, f"{item} is shown as {told}, but it is {known}")
     if shown.state == LEASED and (item.lease is None or shown.fencing_token != item.lease.fencing_token):
         _broken(ask, f"{item} is shown with the fencing token {shown.fencing_token}")
+    if shown.state not in (READY, CLAIMED) and item.moving_to is None and to_ms(shown.updated_at) != item.changed_at:
+        _broken(ask, f"{item} is said to have changed at {shown.updated_at}, not {item.changed_at}")
+    if shown.state in ENDED and item.moving_to is None and shown.ended_at != shown.updated_at:
+        _broken(ask, f"{item} is said to have ended at {shown.ended_at}, not {item.changed_at}")
     if shown.state_version == item.version and shown.state_doc not in item.docs:
         _broken(ask, f"{item} is shown with the document {shown.state_doc}, but it is {item.docs}")
 
@@ -461,5 +522,7 @@ JUDGES: dict[str, Callable[[Model, Ask], None]] = {
     asks.STATS: _judge_stats,
     asks.REDRIVE: _judge_redrive,
     asks.BURY: _judge_bury,
+    asks.GET_WAIT: _judge_get_wait,
+    asks.MAKE_READY: _judge_make_ready,
     **BATCH_JUDGES,
 }

@@ -15,7 +15,20 @@ from millpond.history.format import Event, Record, Source, decode_entry, decode_
 from millpond.model import DeadReason, QueueDefinition, QueueSettings
 from millpond.queue.requests import Produce
 from millpond.store.base import Turn
-from tests.sim.asks import BURY, CANCEL, CLEAR, COMPLETE, EXTEND, REDRIVE, RETRY, STATE, Ask, Batch, names_of
+from tests.sim.asks import (
+    BURY,
+    CANCEL,
+    CLEAR,
+    COMPLETE,
+    EXTEND,
+    MAKE_READY,
+    REDRIVE,
+    RETRY,
+    STATE,
+    Ask,
+    Batch,
+    names_of,
+)
 from tests.sim.claim_rules import CLAIM_JUDGES, claimed_died
 from tests.sim.nouns import (
     CANCELLED,
@@ -279,15 +292,19 @@ class Partition:
             ask.stirred = True
 
     def due(self, numbers: Sequence[int]) -> None:
-        order = []
-        for number in numbers:
-            item = self._item(number)
-            if item.state not in (SCHEDULED, RETRYING) or item.due > self.at:
-                self.broken(f"{item} became ready at {self.at}, due at {item.due}")
-            order.append((item.due, number))
+        """By its time, in that order, or because somebody asked for it."""
+        items = [self._item(number) for number in numbers]
+        order = [(item.due, item.number) for item in items]
+        early = any(due > self.at for due, _ in order) or order != sorted(order)
+        asks = [ask for ask in self.queue.of_kind(MAKE_READY) if {item.id for item in items} <= set(ask.ids)]
+        if early and not asks:
+            self.broken(f"{items} became ready at {self.at}, due in the order {order}")
+        for ask in asks if early else ():
+            ask.stirred = True
+        for item in items:
+            if item.state not in (SCHEDULED, RETRYING):
+                self.broken(f"{item} became ready at {self.at}")
             self.to(item, READY)
-        if order != sorted(order):
-            self.broken(f"due items in the order {order}")
 
     def died(
         self, reason: int, state: str, runs: Sequence[int], fate: int, target: str | None, error: str | None
@@ -306,6 +323,7 @@ class Partition:
             if error is not None:
                 item.error = error
             item.reason = str(why)
+            item.ended_as = DEAD
             self.to(item, GONE if fate == DELETE else DEAD)
             if target is not None:
                 self._send(item, target)
@@ -688,6 +706,7 @@ class Partition:
         self.keep(grant.item, state, keep_until)
 
     def keep(self, item: Item, state: str, keep_until: int) -> None:
+        item.ended_as = state
         if not keep_until:
             self.to(item, GONE)
             return
@@ -706,6 +725,7 @@ class Partition:
         if old:
             self.counts[old] -= 1
         item.state = state
+        item.changed_at = self.at
         item.changes.append((self.queue.model.step, state))
         if state == GONE:
             del self.items[item.number]

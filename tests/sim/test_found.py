@@ -73,7 +73,7 @@ class Bench:
         budget = Budget(self.budget)
         for name, one in self.definitions.items():
             lanes = [Lane(part, self.stores[name, part.partition], Bodies(budget)) for part in one.partitions]
-            meta = meta_lane(one, self.stores[name, META_PARTITION], budget)
+            meta = meta_lane(self.stores[name, META_PARTITION], budget)
             exists, now = self.definitions.__contains__, self.clock.now()
             self.queues[name] = LogicalQueue(one, lanes, meta, Random(0), exists, now)
         self.settle()

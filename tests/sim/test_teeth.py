@@ -7,12 +7,25 @@ from typing import Any
 
 import pytest
 
+from millpond.history.format import Event
 from millpond.model import State
-from millpond.queue import claims, holders, lease, lifecycle, logical, operations, partition, settling, transfer
+from millpond.queue import (
+    claims,
+    holders,
+    lease,
+    lifecycle,
+    logical,
+    operations,
+    partition,
+    settling,
+    transfer,
+    watching,
+)
 from millpond.queue.columns import IntColumn
 from millpond.queue.dedup import Dedup
 from millpond.queue.lane import Lane, LoadJob, TurnJob
 from millpond.queue.logical import LogicalQueue
+from millpond.queue.looking import look
 from millpond.queue.partition import Partition
 from millpond.queue.ready import Ready
 from millpond.queue.requests import Forget
@@ -218,6 +231,43 @@ def what_is_staged_is_swept_too_early(patch: Patch) -> None:
     patch.setattr(settling, "_staged_at", lambda chunks: next(iter(chunks.values()))[0].at - 3_000)
 
 
+def nobody_is_told_of_an_ending(patch: Patch) -> None:
+    patch.setattr(logical, "tell_endings", lambda queue, lane: None)
+
+
+def who_waits_for_an_ending_is_forgotten_by_a_load(patch: Patch) -> None:
+    patch.setattr(logical, "look_after_load", lambda lane: None)
+
+
+def what_ends_as_it_is_looked_at_is_missed(patch: Patch) -> None:
+    def late(self: watching.Watch, number: int, lane: Lane, now: int) -> dict[int, Any]:
+        return look(lane, [number])
+
+    patch.setattr(watching.Watch, "look", late)
+
+
+def a_restart_forgets_when_items_changed(patch: Patch) -> None:
+    work = LoadJob.work
+
+    def forgetful(self: LoadJob) -> None:
+        work(self)
+        assert self.partition is not None
+        self.partition.changed = IntColumn()
+
+    patch.setattr(LoadJob, "work", forgetful)
+
+
+def dead_items_can_be_made_ready(patch: Patch) -> None:
+    def eager(numbers: list[int], lane: Lane, now: int) -> dict[int, Any]:
+        seen = look(lane, numbers)
+        dead = [number for number in seen if seen[number].state == State.DEAD and number in lane.partition.dead]
+        if dead:
+            lane.partition.change(Event.DUE, dead)
+        return seen
+
+    patch.setattr(operations, "_ready_in", eager)
+
+
 BUGS: list[Callable[[Patch], Any]] = [
     lease_expiry_is_not_counted,
     completed_items_come_back,
@@ -248,6 +298,11 @@ BUGS: list[Callable[[Patch], Any]] = [
     a_published_transaction_is_forgotten_by_a_load,
     staged_names_are_not_looked_up,
     what_is_staged_is_swept_too_early,
+    nobody_is_told_of_an_ending,
+    who_waits_for_an_ending_is_forgotten_by_a_load,
+    what_ends_as_it_is_looked_at_is_missed,
+    a_restart_forgets_when_items_changed,
+    dead_items_can_be_made_ready,
 ]
 
 

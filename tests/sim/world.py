@@ -30,7 +30,7 @@ from millpond.queue import transfer as transfer_module
 from millpond.queue.bodies import BODY_BYTES_MAX, Bodies, Budget
 from millpond.queue.lane import PROBE_MS, Job, Lane, LoadJob, Status, meta_lane
 from millpond.queue.logical import LogicalQueue
-from millpond.queue.requests import Arrive, Forget, Lease, Produce, Request, Tokens
+from millpond.queue.requests import Arrive, Forget, GetItem, Lease, Produce, Request, Tokens
 from millpond.store.base import META_PARTITION, Turn
 from millpond.store.memory import MemoryStores
 from tests.sim import asks, faults
@@ -38,7 +38,7 @@ from tests.sim.asks import Ask
 from tests.sim.consumers import Consumers
 from tests.sim.faults import FaultyStore, Pairs
 from tests.sim.model import Model
-from tests.sim.nouns import CANCELLED, COMPLETED, DEAD, Violation
+from tests.sim.nouns import CANCELLED, COMPLETED, DEAD, GONE, Violation
 from tests.sim.replies import judge
 
 TICKS_MAX = 200  # at one instant: more is a loop that would burn a core
@@ -185,7 +185,7 @@ class World:
         decisions = self.stores[name, META_PARTITION]
         decisions.inner.close()
         decisions.reserve = True
-        meta = meta_lane(one, decisions, self.budget)
+        meta = meta_lane(decisions, self.budget)
         queue = LogicalQueue(one, lanes, meta, rng, self.definitions.__contains__, self.clock.now())
         self.lives[name] = Live(queue, name)
 
@@ -510,6 +510,7 @@ class World:
                 if asleep is not None and partitions[index].ready_count():
                     raise Violation(f"{asleep} waits beside {partitions[index].ready_count()} items of {live.name}")
         self._check_readers(live, now)
+        self._check_watches(live, now)
         quiet = live.wake is None or live.wake > now
         if quiet and not any(pending.live is live for pending in self.pendings):
             if all(lane.free for lane in live.queue.state.everyone):
@@ -530,6 +531,17 @@ class World:
             for lane in state.lanes.values():
                 if lane.free and lane.partition.ready.count and not state.definition.paused:
                     raise Violation(f"{live.name}, {live.flying[reader.request]} waits beside items in {lane.index}")
+
+    def _check_watches(self, live: Live, now: int) -> None:
+        """Nobody waits for an item that has ended, or beyond the time."""
+        waiting = [ask for ask in live.flying.values() if isinstance(ask.request, GetItem) and ask.request.watch]
+        for ask in waiting:
+            if ask.request.until <= now:  # type: ignore[attr-defined]
+                raise Violation(f"{live.name}, {ask} was to be answered at {ask.request.until}; it is {now}")  # type: ignore[attr-defined]
+            last = self.model.queues[live.name].by_id[ask.ids[0]][-1]
+            lane = live.queue.state.lanes[last.partition.index]
+            if lane.free and last.state in (GONE, DEAD, COMPLETED, CANCELLED):
+                raise Violation(f"{live.name}, {ask} waits for {last}, which has ended")
 
     def _collect(self, live: Live) -> None:
         """Take the jobs and letters that the queue has left for its owner."""

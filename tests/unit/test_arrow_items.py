@@ -75,7 +75,7 @@ def run(first: int, count: int, *, partition: int = 0, created: int = NOW, max_a
     return ClaimRun(
         mint=Mint("zws3zjgu", partition),
         partition=partition,
-        first=first,
+        numbers=range(first, first + count),
         created=created,
         deadline=created + 86_400_000,
         max_attempts=max_attempts,

@@ -40,9 +40,13 @@ def test_a_column_is_a_dict(monkeypatch: pytest.MonkeyPatch, seed: int, kind: ty
             for number in numbers:
                 column[number] = value
             plain.update(dict.fromkeys(numbers, value))
-        elif act < 0.5:
+        elif act < 0.4:
             column.fill(first, count, value)
             plain.update(dict.fromkeys(numbers, value))
+        elif act < 0.5:
+            values = [value + place % 3 for place in range(count)]
+            column.put(first, values)
+            plain.update(zip(numbers, values, strict=True))
         elif act < 0.7:
             gone = column.discard(first, count)
             assert gone == [(number, plain.pop(number)) for number in numbers if number in plain]

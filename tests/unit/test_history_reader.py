@@ -166,7 +166,16 @@ def test_partitions_of_version_1_recover_as_they_always_did(with_snapshot: bool)
     pond = SteppedPond(stores, *QUEUES)
     for name, stored in snapshot["queues"].items():
         assert pond.partition(name).turn == stored["turn"]
-        assert msgspec.to_builtins(pond.list(queue=name)) == stored["items"]
+        assert covers(msgspec.to_builtins(pond.list(queue=name)), stored["items"])
+
+
+def covers(shown: Any, stored: Any) -> bool:
+    """Whether all is as it was; later versions say more of an item."""
+    if isinstance(stored, dict):
+        return all(name in shown and covers(shown[name], value) for name, value in stored.items())
+    if isinstance(stored, list):
+        return len(shown) == len(stored) and all(map(covers, shown, stored))
+    return bool(shown == stored)
 
 
 def fill(store: Store, rows: list[JournalRow], stored: dict[str, Any], with_snapshot: bool) -> None:
@@ -195,7 +204,8 @@ def test_claims_and_transactions_of_version_1_are_carried_through_as_they_always
         name, _, index = place.partition("/")
         if index == "0":
             assert pond.partition(name).turn >= stored["turn"]
-    assert msgspec.to_builtins(outcome_of(pond)) == journal["outcome"] == snapshot["outcome"]
+    assert journal["outcome"] == snapshot["outcome"]
+    assert covers(msgspec.to_builtins(outcome_of(pond)), journal["outcome"])
 
 
 def test_a_row_of_a_version_to_come_is_refused() -> None:

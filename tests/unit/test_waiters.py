@@ -27,8 +27,9 @@ def test_items_are_dealt_one_at_a_time() -> None:
         assert share(items, batches) == dealt_one_at_a_time(items, batches)
 
 
-def parked(*waits: int) -> tuple[Waiters, list[Lease]]:
-    waiters, leases = Waiters(), [Lease(1, wait) for wait in waits]
+def parked(*waits: int) -> tuple[Waiters[Lease], list[Lease]]:
+    waiters: Waiters[Lease] = Waiters()
+    leases = [Lease(1, wait) for wait in waits]
     for lease in leases:
         lease.arrive(0)
         waiters.park(lease)

@@ -6,6 +6,7 @@ call that is in no role is made by nobody. The docs (docs/howto/secure-a-server.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 PRODUCER: Final = frozenset({"queue.produce", "queue.stage", "stage.publish", "stage.abort"})
@@ -47,7 +48,7 @@ OPERATOR: Final = (
     VIEWER
     | PRODUCER
     | CONSUMER
-    | {"queue.pause", "queue.resume", "queue.clear", "queue.redrive", "queue.cancel", "queue.bury"}
+    | {"queue.pause", "queue.resume", "queue.clear", "queue.redrive", "queue.cancel", "queue.bury", "queue.ready"}
     | {"queue.rebalance"}
     | {"journal.read"}  # every change of every item, errors and all: for who keeps the history
 )
@@ -66,6 +67,25 @@ WHOLE: Final = frozenset({"metrics"})
 
 COMMAND_KINDS: Final = frozenset({"command", "task"})
 """Kinds of jobs. A worker runs what these items say, so producing them is a permission of its own, in any role."""
+
+# ---- queues of our own ------------------------------------------------------------------------------------
+
+WORKERS_QUEUE: Final = "millpond/workers"  # the same names as in `jobs.names`
+OWN_QUEUES: Final = frozenset({WORKERS_QUEUE, "millpond/schedules", "millpond/links"})
+WORKER_KINDS: Final = frozenset({"worker", "leash"})
+REGISTERING: Final = frozenset({"queues.create", "queues.info", "queue.produce", "items.get"})
+
+
+def may_make(calls: frozenset[str], call: str, queue: str | None) -> bool:
+    """Queues of our own are made when they are first needed, by whoever works with them."""
+    return call == "queues.create" and queue in OWN_QUEUES and not calls.isdisjoint({"queue.lease", "queue.produce"})
+
+
+def may_register(calls: frozenset[str], call: str, queue: str | None, kinds: Collection[str]) -> bool:
+    """Who may lease may work, and tell of it, whatever the token's queues; not read of or stop other workers."""
+    if queue != WORKERS_QUEUE or "queue.lease" not in calls or call not in REGISTERING:
+        return False
+    return call != "queue.produce" or (bool(kinds) and WORKER_KINDS.issuperset(kinds))
 
 
 def roles_with(call: str) -> list[str]:

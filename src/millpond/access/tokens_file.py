@@ -25,7 +25,7 @@ import msgspec
 from millpond.access.roles import ROLES
 from millpond.errors import Conflict, InvalidRequest, MillpondError, NotFound
 from millpond.model import QUEUE_NAME_MAX, to_datetime, to_ms
-from millpond.store.disk import make_directory, sync_directory
+from millpond.store.disk import PRIVATE, make_directory, sync_directory
 
 FILE_NAME = "tokens.json"
 LOCK_NAME = "tokens.lock"  # beside the file: a lock on what is renamed away locks nothing
@@ -150,7 +150,8 @@ class TokensFile:
     def _changing(self) -> Iterator[list[Token]]:
         """What the file says, which nobody else changes meanwhile."""
         try:
-            make_directory(self._directory)
+            make_directory(self._directory.parent)
+            make_directory(self._directory, PRIVATE)
             lock = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise InvalidRequest(f"cannot use {self._directory} as data directory ({error}); choose another") from error

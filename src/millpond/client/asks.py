@@ -16,6 +16,7 @@ from millpond.errors import InvalidRequest, NotFound, OutcomeUnknown, QueueExist
 from millpond.model import (
     STATE_DOC_DEPTH_MAX,
     WAIT_MAX_MS,
+    AuditPage,
     Duration,
     Item,
     ItemPage,
@@ -134,6 +135,10 @@ def resume(queue: str) -> Ask[QueueInfo]:
 
 def stats(queue: str) -> Ask[QueueStats]:
     return Ask("queue.stats", requests.OneQueue(queue), QueueStats, _stats)
+
+
+def audit(queue: str, after: str | None, limit: int) -> Ask[AuditPage]:
+    return Ask("queue.audit", requests.Audit(queue, after, limit), AuditPage, itself)
 
 
 def _stats(reply: QueueStats) -> QueueStats:
@@ -304,6 +309,11 @@ def bury(queue: str, ids: Sequence[str], reason: str, error: str | None) -> Ask[
     return Ask("queue.bury", request, replies.Results, results)
 
 
+def make_ready(queue: str, ids: Sequence[str]) -> Ask[Sequence[Result]]:
+    """Repeated after a lost reply it may find the items leased already, and say so."""
+    return Ask("queue.ready", requests.MakeReady(queue, many(ids, "ids")), replies.Results, results)
+
+
 def redrive(
     queue: str,
     ids: Sequence[str] | None,
@@ -317,8 +327,9 @@ def redrive(
     return Ask("queue.redrive", requests.Redrive(queue, chosen, like, rate, dry_run), Redriven, itself)
 
 
-def get_item(queue: str, id: str) -> Ask[Item]:
-    return Ask("items.get", requests.GetItem(queue, id), replies.LookItem, payloads.looked_item)
+def get_item(queue: str, id: str, wait: Duration) -> Ask[Item]:
+    request = requests.GetItem(queue, id, on_wire(wait))
+    return Ask("items.get", request, replies.LookItem, payloads.looked_item, waits_for(wait))
 
 
 def list_items(request: requests.ListItems) -> Ask[ItemPage]:

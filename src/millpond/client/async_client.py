@@ -83,7 +83,8 @@ class AsyncClient(AsyncOperations, AsyncConsumes):
 
     What fails for a reason that passes is tried again until then; nothing is produced twice by it. `token` is sent
     as `Authorization: Bearer`. `ca` and `cert` are files for TLS, `tls` a context for all else. `linger` is how long,
-    in seconds, a small call may wait for company: it needs none to be sent with what gathers behind another.
+    in seconds, a small call may wait for company: it needs none to be sent with what gathers behind another. Without
+    `patient` a full disk is told at once: somebody waits who can mend it.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class AsyncClient(AsyncOperations, AsyncConsumes):
         linger: float = 0.0,
         encoding: Encoding = "msgpack",
         reply_bytes_max: int = REPLY_BYTES_MAX,
+        patient: bool = True,
     ) -> None:
         made = settings(
             url,
@@ -114,6 +116,7 @@ class AsyncClient(AsyncOperations, AsyncConsumes):
             linger=linger,
             encoding=encoding,
             reply_bytes_max=reply_bytes_max,
+            patient=patient,
         )
         self._set_up(made, options(Options(), timeout, correlation_id, client_id))
         self._core = AsyncCore(made, self)
@@ -152,7 +155,7 @@ class AsyncClient(AsyncOperations, AsyncConsumes):
         core = self._core.on_loop()
         clock = core.pool.loop.time
         now = clock()
-        tries = Tries(ask, now, deadline, self._rng)
+        tries = Tries(ask, now, deadline, self._rng, patient=self._settings.patient)
         while True:
             request = self._request(ask.name, tries.request(now))
             try:

@@ -14,6 +14,7 @@ from millpond.client.merging import Part
 from millpond.consuming.held import AsyncHeldItem
 from millpond.model import (
     CLEAR_STATES,
+    AuditPage,
     Duration,
     Item,
     ItemPage,
@@ -128,6 +129,9 @@ class AsyncOperations(AsyncBatchOperations):
     async def stats(self, queue: str) -> QueueStats:
         return await self._call(asks.stats(queue))
 
+    async def audit(self, queue: str, *, after: str | None = None, limit: int = 100) -> AuditPage:
+        return await self._call(asks.audit(queue, after, limit))
+
     async def produce(
         self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
     ) -> Sequence[Produced]:
@@ -170,6 +174,9 @@ class AsyncOperations(AsyncBatchOperations):
     ) -> Sequence[Result]:
         return await self._call(asks.bury(queue, ids, reason, error))
 
+    async def make_ready(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
+        return await self._call(asks.make_ready(queue, ids))
+
     async def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
         return await self._call(asks.clear(queue, states))
 
@@ -184,8 +191,8 @@ class AsyncOperations(AsyncBatchOperations):
     ) -> Redriven:
         return await self._call(asks.redrive(queue, ids, filter, rate, dry_run))
 
-    async def get_item(self, queue: str, id: str) -> Item:
-        return await self._call(asks.get_item(queue, id))
+    async def get_item(self, queue: str, id: str, *, wait: Duration = 0) -> Item:
+        return await self._call(asks.get_item(queue, id, wait))
 
     async def list_items(
         self,

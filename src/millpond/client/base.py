@@ -53,6 +53,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     connections: int
     linger: float
     reply_bytes_max: int
+    patient: bool
 
     def __repr__(self) -> str:
         return f"Settings({self.address.url!r})"
@@ -70,6 +71,7 @@ def settings(
     linger: float,
     encoding: Encoding,
     reply_bytes_max: int,
+    patient: bool,
 ) -> Settings:
     address = read_url(url)
     if address.tls and tls is None:
@@ -87,6 +89,7 @@ def settings(
         connections=connections,
         linger=linger,
         reply_bytes_max=reply_bytes_max,
+        patient=patient,
     )
 
 

@@ -90,7 +90,8 @@ class Client(Operations, Consumes):
 
     What fails for a reason that passes is tried again until then; nothing is produced twice by it. `token` is sent
     as `Authorization: Bearer`. `ca` and `cert` are files for TLS, `tls` a context for all else. `linger` is how long,
-    in seconds, a small call may wait for company: it needs none to be sent with what gathers behind another.
+    in seconds, a small call may wait for company: it needs none to be sent with what gathers behind another. Without
+    `patient` a full disk is told at once: somebody waits who can mend it.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Client(Operations, Consumes):
         linger: float = 0.0,
         encoding: Encoding = "msgpack",
         reply_bytes_max: int = REPLY_BYTES_MAX,
+        patient: bool = True,
     ) -> None:
         made = settings(
             url,
@@ -121,6 +123,7 @@ class Client(Operations, Consumes):
             linger=linger,
             encoding=encoding,
             reply_bytes_max=reply_bytes_max,
+            patient=patient,
         )
         self._set_up(made, options(Options(), timeout, correlation_id, client_id))
         self._core = Core(made, self)
@@ -158,7 +161,7 @@ class Client(Operations, Consumes):
     def _call_until(self, ask: Ask[T], deadline: float, abort: Abort | None = None) -> T:
         core = self._core
         now = time.monotonic()
-        tries = Tries(ask, now, deadline, self._rng)
+        tries = Tries(ask, now, deadline, self._rng, patient=self._settings.patient)
         while True:
             request = self._request(ask.name, tries.request(now))
             try:

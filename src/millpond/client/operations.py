@@ -14,6 +14,7 @@ from millpond.client.merging import Part
 from millpond.consuming.held import HeldItem
 from millpond.model import (
     CLEAR_STATES,
+    AuditPage,
     Duration,
     Item,
     ItemPage,
@@ -128,6 +129,9 @@ class Operations(BatchOperations):
     def stats(self, queue: str) -> QueueStats:
         return self._call(asks.stats(queue))
 
+    def audit(self, queue: str, *, after: str | None = None, limit: int = 100) -> AuditPage:
+        return self._call(asks.audit(queue, after, limit))
+
     def produce(
         self, queue: str, items: Items, *, on_conflict: OnConflict = "ignore", request_id: str | None = None
     ) -> Sequence[Produced]:
@@ -168,6 +172,9 @@ class Operations(BatchOperations):
     ) -> Sequence[Result]:
         return self._call(asks.bury(queue, ids, reason, error))
 
+    def make_ready(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
+        return self._call(asks.make_ready(queue, ids))
+
     def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
         return self._call(asks.clear(queue, states))
 
@@ -182,8 +189,8 @@ class Operations(BatchOperations):
     ) -> Redriven:
         return self._call(asks.redrive(queue, ids, filter, rate, dry_run))
 
-    def get_item(self, queue: str, id: str) -> Item:
-        return self._call(asks.get_item(queue, id))
+    def get_item(self, queue: str, id: str, *, wait: Duration = 0) -> Item:
+        return self._call(asks.get_item(queue, id, wait))
 
     def list_items(
         self,

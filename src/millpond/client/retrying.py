@@ -9,20 +9,21 @@ from millpond.client.asks import Ask
 from millpond.client.faults import error_of
 from millpond.client.http1 import Reply
 from millpond.consuming.pauses import Pauses
-from millpond.errors import Closed, MillpondError, OutcomeUnknown
+from millpond.errors import Closed, DiskFull, MillpondError, OutcomeUnknown
 
 T = TypeVar("T")
 
 
 class Tries(Generic[T]):
-    """All instants are of one monotonic clock, in seconds."""
+    """All instants are of one monotonic clock, in seconds. Who is not `patient` waits for no room on a full disk."""
 
-    def __init__(self, ask: Ask[T], now: float, deadline: float, rng: Random) -> None:
+    def __init__(self, ask: Ask[T], now: float, deadline: float, rng: Random, *, patient: bool = True) -> None:
         self.ask = ask
         self.begun = now
         self.deadline = deadline
         self._pauses: Pauses | None = None
         self._rng = rng
+        self._patient = patient
         self._in_doubt = False
         self._over = False
         self._retry_after = 0.0
@@ -46,6 +47,8 @@ class Tries(Generic[T]):
         self._in_doubt = self._in_doubt or doubtful
         if self._over or not error.retryable or (doubtful and self.ask.once):
             raise error
+        if isinstance(error, DiskFull) and not self._patient:
+            raise self._told(error)
         if self._pauses is None:
             self._pauses = Pauses(self._rng)
         pause = max(self._retry_after, self._pauses.next())

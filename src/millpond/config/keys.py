@@ -45,7 +45,10 @@ class Key(msgspec.Struct, frozen=True):
 
     @property
     def default(self) -> Any:
-        found: Any = Config()
+        return self.value_in(Config())
+
+    def value_in(self, config: Config) -> Any:
+        found: Any = config
         for part in self.path:
             found = getattr(found, part)
         return found

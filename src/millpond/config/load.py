@@ -19,14 +19,17 @@ import msgspec
 from millpond.config import values
 from millpond.config.keys import BY_NAME, CONFIG_VARIABLE, DEFAULT_FILE, KEYS, OTHER_VARIABLES, TABLES, Key
 from millpond.config.settings import Config, Limits, Log, Timeouts, Tls
+from millpond.config.stores import StoreTables, read_stores
+from millpond.config.stores import warnings as store_warnings
 from millpond.config.toml_lines import lines_of
+from millpond.model import StoreSettings
 
 FILE_BYTES_MAX = 1 << 20  # a configuration is a page; a larger file is not one
 TYPO_RATIO = 0.9  # how like a known variable another must be, to be worth a word
 
 _AT_LINE = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", re.DOTALL)
 
-NOT_BUILT = {"stores": "is not built yet: everything is in the data directory; remove it"}
+STORES = "stores"  # the one that is no value but tables, and only in the file
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,14 +75,17 @@ def load(
     problems: list[Problem] = []
     chosen = _choose(file, environment)
     given: list[Given] = []
+    tables: list[StoreTables] = []
     if chosen is not None:
-        given += _from_file(chosen, problems)
+        given += _from_file(chosen, problems, tables)
     given += _from_environment(environment)
     given += _from_flags(flags or {})
     found, sources = _read(given, problems)
     problems += _together(found, sources)
     origins = {key.name: sources[key.name].where if key.name in sources else "default" for key in KEYS}
-    return Loaded(_build(found), origins, problems, [*_warnings(found), *_typos(environment)], chosen)
+    stores = _stores(tables, found["data"], origins, problems)
+    warnings = [*_warnings(found), *store_warnings(stores), *_typos(environment)]
+    return Loaded(_build(found, stores), origins, problems, warnings, chosen)
 
 
 def _choose(file: str | None, environment: Mapping[str, str]) -> Path | None:
@@ -93,7 +99,7 @@ def _choose(file: str | None, environment: Mapping[str, str]) -> Path | None:
 # ---- the file ---------------------------------------------------------------------------------------------
 
 
-def _from_file(path: Path, problems: list[Problem]) -> Iterator[Given]:
+def _from_file(path: Path, problems: list[Problem], tables: list[StoreTables]) -> Iterator[Given]:
     text = _text_of(path, problems)
     if text is None:
         return
@@ -114,6 +120,8 @@ def _from_file(path: Path, problems: list[Problem]) -> Iterator[Given]:
             count = len(raw) if isinstance(raw, list) else 0
             members = tuple(lines[*parts, position] for position in range(count))
             yield Given(BY_NAME[name], raw, where, path.parent, line, members)
+        elif name == STORES:
+            tables.append(StoreTables(raw, path, lines))
         else:
             problems.append(Problem(where, _unknown(parts, raw), name, line))
 
@@ -155,8 +163,6 @@ def _leaves(document: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def _unknown(parts: tuple[str, ...], raw: Any) -> str:
     name = ".".join(parts)
-    if name in NOT_BUILT:
-        return NOT_BUILT[name]
     if name in TABLES:
         return f"is {values.shown(raw)}; it is a table, write [{name}] and its keys below"
     what = "table" if isinstance(raw, dict) else "key"
@@ -166,7 +172,7 @@ def _unknown(parts: tuple[str, ...], raw: Any) -> str:
 
 def _right_key(parts: tuple[str, ...], what: str) -> str:
     """By the whole name; then by the last part, for a key that stands in the wrong table."""
-    names = [*BY_NAME, *TABLES]
+    names = [*BY_NAME, *TABLES, STORES]
     if hint := values.nearest(".".join(parts), names):
         return hint
     lasts = {key.path[-1]: key.name for key in KEYS}
@@ -244,6 +250,17 @@ def _together(found: dict[str, Any], sources: dict[str, Given]) -> Iterator[Prob
         yield problem("data", f"is {str(found['data'])!r}, which is no directory; name a directory")
 
 
+def _stores(
+    tables: list[StoreTables], data: Path, origins: dict[str, str], problems: list[Problem]
+) -> tuple[StoreSettings, ...]:
+    for one in tables:
+        stores, wrong = read_stores(one, data)
+        problems += [Problem(f"{one.file}:{line}", text, key, line) for line, key, text in wrong]
+        origins.update((f"{STORES}.{store.name}", f"{one.file}:{one.line(no)}") for no, store in enumerate(stores))
+        return stores
+    return ()
+
+
 def _warnings(found: dict[str, Any]) -> Iterator[str]:
     if found["limits.parked_leases"] >= found["limits.connections"]:
         yield "limits.parked_leases leaves no connection to complete items with; make limits.connections larger"
@@ -254,7 +271,7 @@ def _warnings(found: dict[str, Any]) -> Iterator[str]:
         yield f"tls.key {key} can be read by others; `chmod 600` it"
 
 
-def _build(found: dict[str, Any]) -> Config:
+def _build(found: dict[str, Any], stores: tuple[StoreSettings, ...]) -> Config:
     def table(name: str) -> dict[str, Any]:
         return {key.path[1]: found[key.name] for key in KEYS if key.path[0] == name and len(key.path) == 2}
 
@@ -267,4 +284,5 @@ def _build(found: dict[str, Any]) -> Config:
         limits=Limits(**table("limits")),
         timeouts=Timeouts(**table("timeouts")),
         log=Log(**table("log")),
+        stores=stores,
     )

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from millpond.model import StoreSettings
+
 PORT = 7410
 
 LogFormat = Literal["auto", "json", "console"]
@@ -62,3 +64,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     log: Log = Log()
+    stores: tuple[StoreSettings, ...] = ()

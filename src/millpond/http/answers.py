@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec import UNSET
 
 from millpond import model
 from millpond.api import Api
-from millpond.errors import MillpondError
+from millpond.errors import Closed, MillpondError
 from millpond.http.aside import Aside
 from millpond.http.batches import BatchAnswers, Encoded
 from millpond.http.exchange import Exchange
@@ -20,6 +21,8 @@ from millpond.http.refusals import ClientGone
 from millpond.http.streaming import GiveBack, Streams
 from millpond.model import (
     LIST_LIMIT_MAX,
+    AuditPage,
+    Item,
     LeasedItem,
     QueueInfo,
     QueuePage,
@@ -78,6 +81,9 @@ class Answers(BatchAnswers):
 
     async def stats(self, request: requests.OneQueue, exchange: Exchange) -> QueueStats:
         return await self._api.stats(request.queue)
+
+    async def audit(self, request: requests.Audit, exchange: Exchange) -> AuditPage:
+        return await self._api.audit(request.queue, after=request.after, limit=request.limit)
 
     async def clear(self, request: requests.ClearQueue, exchange: Exchange) -> Cleared:
         return Cleared(await self._api.clear(request.queue, request.states))
@@ -167,10 +173,32 @@ class Answers(BatchAnswers):
         exchange.mirror(results)
         return Results(list(results))
 
+    async def make_ready(self, request: requests.MakeReady, exchange: Exchange) -> Results:
+        results = await self._api.make_ready(request.queue, request.ids)
+        exchange.mirror(results)
+        return Results(list(results))
+
     async def get_item(self, request: requests.GetItem, exchange: Exchange) -> LookItem:
-        item = await self._api.get_item(request.queue, request.id)
+        if is_zero(request.wait):
+            item = await self._api.get_item(request.queue, request.id)
+        else:
+            item = await self._ended_item(request, exchange)
         exchange.correlation_id = item.correlation_id
         return payloads.look_item(item, exchange.reply_codec)
+
+    async def _ended_item(self, request: requests.GetItem, exchange: Exchange) -> Item:
+        """A wait goes with its client. A drain refuses it: the item as it is would be no answer."""
+        self._parked.check_room()
+        gone, item = exchange.gone(), None
+        if not self._parked.draining:
+            ask = partial(self._api.get_item, request.queue, request.id, wait=request.wait)
+            item = await self._parked.wait(ask, gone, None)
+        if gone.done():
+            raise ClientGone
+        if item is None:
+            raise Closed("the server is shutting down and waits for nothing more; ask again in a moment")
+        exchange.authenticate()
+        return item
 
     async def list_items(self, request: requests.ListItems, exchange: Exchange) -> LookPage | Encoded:
         return await self.shown(await self._api.list_items(**_given(request)), exchange)
@@ -192,7 +220,9 @@ ANSWERS: dict[str, Answer] = {
     "queue.state": Answers.write_state,
     "queue.cancel": Answers.cancel,
     "queue.bury": Answers.bury,
+    "queue.ready": Answers.make_ready,
     "queue.stats": Answers.stats,
+    "queue.audit": Answers.audit,
     "queue.pause": Answers.pause,
     "queue.resume": Answers.resume,
     "queue.clear": Answers.clear,

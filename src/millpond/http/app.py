@@ -10,20 +10,20 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from millpond.api import Api
+from millpond.api import Api, caller
 from millpond.errors import InternalError, MillpondError, NotBuilt, NotFound
 from millpond.http.answers import ANSWERS, Answers, QueueOf, queues_named
 from millpond.http.aside import ON_LOOP_BYTES, Aside
 from millpond.http.batches import Encoded
 from millpond.http.exchange import Exchange, Receive, Scope, Send
-from millpond.http.gate import Gate, OpenGate
+from millpond.http.gate import Anybody, Gate, OpenGate
 from millpond.http.hosts import AllowedHosts
 from millpond.http.metrics import HttpMeter
 from millpond.http.pages import Look, Metrics, Pages
@@ -31,17 +31,19 @@ from millpond.http.parked import Parked
 from millpond.http.refusals import ClientGone, MethodNotAllowed
 from millpond.http.streaming import GiveBack, Streams
 from millpond.log import correlation_id
-from millpond.model import Check, Health, Retry
+from millpond.model import Check, Health, Reloaded, Retry
 from millpond.wire import CALLS, Call, Codec
 from millpond.wire.payloads import Producing, kinds_of
 from millpond.wire.requests import Produce, Stage
 from millpond.wire.staged import StagedRows, read_stage
 
 PREFIX = "/v1/"
+RELOAD = "config.reload"  # no call of the API: only on the socket of a data directory, for who can read that
 log = logging.getLogger(__name__)
 
 
 Ready = Callable[[bool], Health]
+Reload = Callable[[], Awaitable[Reloaded]]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +58,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class App:
     """`queue_of` tells the queue of a lease token, `give_back` returns items of clients that left, `now` is in ms.
 
-    `live` and `ready` (which is told of a drain) look at the engine's health, `metrics` gives Prometheus' page.
+    `live` and `ready` (which is told of a drain) look at the engine's health, `metrics` gives Prometheus' page,
+    `reload` reads the configuration again.
     """
 
     def __init__(
@@ -72,7 +75,9 @@ class App:
         metrics: Metrics | None = None,
         now: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         limits: Limits | None = None,
+        reload: Reload | None = None,
     ) -> None:
+        self._reload = reload
         self.limits = limits = limits or Limits()
         self.gate: Gate = gate or OpenGate()
         self.queue_of = queue_of
@@ -139,6 +144,12 @@ class App:
         elif path in self._pages.paths:
             _check_method(exchange, "GET", "HEAD")
             await self._page(exchange)
+        elif path == PREFIX + RELOAD and self._reload is not None:
+            _check_method(exchange, "POST")
+            exchange.negotiate()
+            caller.set(Anybody.who)
+            codec = exchange.reply_codec
+            await exchange.reply(200, codec.encode(await self._reload()), codec.media_type)
         else:
             raise _not_found(path, self._pages.paths)
 
@@ -156,6 +167,7 @@ class App:
         exchange.negotiate(call.arrow)
         exchange.authenticate = partial(self.gate.authenticate, exchange.headers.get(b"authorization"))
         exchange.identity = exchange.authenticate()
+        caller.set(exchange.identity.who)
         body = await exchange.body(self.limits.body_bytes_max, self.limits.body_timeout_s)
         request = await self._decoded(exchange, call, body)
         self._authorize(exchange.identity, call, request)

@@ -13,10 +13,10 @@ import hmac
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from millpond.access.roles import COMMAND_KINDS, LISTS, ROLES, WHOLE, roles_with
+from millpond.access.roles import COMMAND_KINDS, LISTS, ROLES, WHOLE, may_make, may_register, roles_with
 from millpond.access.tokens_file import SECRET_FORM, Token, TokensFile, TokensUnreadable
 from millpond.errors import Forbidden, Unauthorized, Unavailable
 from millpond.model import to_datetime, to_ms
@@ -51,6 +51,11 @@ class Identity:
         self.calls = ROLES.get(token.role, frozenset())  # a role of a later release may do nothing here
         self._match = re.compile("|".join(fnmatch.translate(pattern) for pattern in token.queues)).match
         self._seen: dict[str, bool] = {}
+
+    @property
+    def who(self) -> str:
+        """As the audit log names them."""
+        return self.name or self.id
 
     @property
     def everywhere(self) -> bool:
@@ -130,9 +135,11 @@ class Guard:
 
     # ---- whether they may -----------------------------------------------------------------------------------
 
-    def authorize(self, identity: Identity, call: str, queue: str | None, kinds: Iterable[str] = ()) -> None:
+    def authorize(self, identity: Identity, call: str, queue: str | None, kinds: Collection[str] = ()) -> None:
         """For each queue that a request names (a dead queue too). `kinds` are those of the items that it produces."""
-        if call not in identity.calls:
+        if may_register(identity.calls, call, queue, kinds):
+            return
+        if call not in identity.calls and not may_make(identity.calls, call, queue):
             raise _wrong_role(identity, call)
         if queue is None:
             if call not in LISTS and not identity.everywhere:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, Protocol
 
 
 class Identity(Protocol):
+    @property
+    def who(self) -> str:
+        """As the audit log names them."""
+        ...
+
     def sees(self, queue: str) -> bool:
         """Whether this queue is for them at all; lists leave out the others."""
         ...
@@ -19,10 +24,12 @@ class Gate(Protocol):
         """An Identity. Any, because a guard authorizes only the identities that it made itself."""
         ...
 
-    def authorize(self, identity: Any, call: str, queue: str | None, kinds: Iterable[str] = ()) -> None: ...
+    def authorize(self, identity: Any, call: str, queue: str | None, kinds: Collection[str] = ()) -> None: ...
 
 
 class Anybody:
+    who = "local"
+
     def sees(self, queue: str) -> bool:
         return True
 
@@ -33,5 +40,5 @@ class OpenGate:
     def authenticate(self, authorization: bytes | None) -> Identity:
         return Anybody()
 
-    def authorize(self, identity: Identity, call: str, queue: str | None, kinds: Iterable[str] = ()) -> None:
+    def authorize(self, identity: Identity, call: str, queue: str | None, kinds: Collection[str] = ()) -> None:
         return None

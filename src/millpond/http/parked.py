@@ -1,4 +1,4 @@
-"""Leases and claims that wait for items: bounded in number, and ended by a drain or by their client's going away."""
+"""Requests that wait: for items, or for one to end. Bounded in number, and ended by a drain or their client's going."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Parked:
     def check_room(self) -> None:
         if len(self._waiting) >= self._limit:
             raise TooManyRequests(
-                f"{self._limit} leases wait here already, the limit; come back later, or lease without `wait`",
+                f"{self._limit} requests wait here already, the limit; come back later, or ask without `wait`",
                 retry_after=RETRY_AFTER_S,
             )
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from millpond.errors import (
     ClaimFinished,
@@ -56,9 +59,30 @@ from millpond.queue.state import QueueState
 CHUNKS_MIN = CLAIM_PAGE_BYTES // CHUNK_BYTES_MAX  # read at a time, before it is known how large they are
 CHUNKS_MAX = 2_000  # and at most: chunks of one item are small, but each is a look-up
 
-Piece = tuple[int, int, int, int, int]  # chunk, from, to, created, deadline
-Mark = tuple[int, int, int, int]  # attempts, deliveries, the state's version, deadline
+FEW = 16  # neighbours of which more than so many are better off as a piece of their own
+
+Mark = tuple[int, int, int, int, int | None]  # attempts, deliveries, the state's version, deadline, when it changed
 Marks = dict[int, Mark]  # of items of which their record does not tell all
+
+
+class Piece(msgspec.Struct):
+    """Items of one chunk, in the order in which they are read: neighbours, or those that have a priority in common."""
+
+    chunk: range
+    numbers: range | list[int]
+    created: int
+    deadline: int
+
+    def add(self, span: range) -> bool:
+        """Whether these could be added: runs of one, as priorities make them, do not cost a piece each."""
+        if len(span) > FEW or span.start < self.chunk.start or span.stop > self.chunk.stop:
+            return False
+        if isinstance(self.numbers, range):
+            if len(self.numbers) > FEW:
+                return False
+            self.numbers = [*self.numbers]
+        self.numbers += span
+        return True
 
 
 # ---- consumers --------------------------------------------------------------------------------------------
@@ -253,8 +277,8 @@ def _cut(queue: QueueState, taken: list[tuple[Lane, int]], nonce: bytes, room: i
 
 
 def _sizes(job: TurnJob, pieces: Sequence[Piece]) -> Iterator[int]:
-    for chunk, low, high, _, _ in pieces:
-        for record in job.records[chunk][low - chunk : high - chunk]:
+    for piece in pieces:
+        for record in _records(job, piece):
             yield len(record.payload if isinstance(record, Record) else record or b"")
 
 
@@ -356,85 +380,86 @@ def _want(nonce: bytes, start: int, count: int, chunks: int, lane: Lane, now: in
 
 def want_runs(runs: Iterable[int], chunks: int, lane: Lane) -> tuple[list[Piece], Marks]:
     """Of at most so many chunks; their records will be there when the turn is done."""
-    partition = lane.partition
-    pieces: list[Piece] = []
+    held, pieces = lane.partition.chunks, list[Piece]()
     marks: Marks = {}
     for run in runs:
         span = run_span(run)
-        for chunk, low, high, created in islice(partition.chunks.pieces(span.start, len(span)), chunks - len(pieces)):
-            pieces.append((chunk, low, high, created, partition.chunks.deadline_of(low)))
-            lane.want(low, high - low)
-            marks.update(_marks(lane, low, high - low))
-        if len(pieces) >= chunks:
+        if pieces and pieces[-1].add(span):
+            continue
+        for chunk, low, high, created in islice(held.pieces(span.start, len(span)), chunks - len(pieces)):
+            pieces.append(Piece(held.span(chunk), range(low, high), created, held.deadline_of(low)))
+        if not pieces or pieces[-1].numbers[-1] != span[-1]:  # no room for all of it
             break
+    for piece in pieces:
+        lane.want(piece.numbers[0], 1)
+        marks.update(_marks(lane, piece.numbers))
     return pieces, marks
 
 
-def _marks(lane: Lane, first: int, count: int) -> Marks:
+def _marks(lane: Lane, numbers: range | list[int]) -> Marks:
     """What the records do not tell."""
     partition, marks = lane.partition, {}
-    columns = partition.tries, partition.documents, partition.expiries
-    for number in {number for column in columns for number in column.within(first, count)}:
+    low, high = (numbers[0], numbers[-1]) if isinstance(numbers, range) else (min(numbers), max(numbers))
+    columns = partition.tries, partition.documents, partition.expiries, partition.changed
+    found = {number for column in columns for number in column.within(low, high - low + 1)}
+    for number in found.intersection(numbers) if found else ():
         lane.want_documents(number)
         version = partition.documents.get(number, 0) >> VERSION_BITS
-        marks[number] = (*partition.tried(number), version, partition.expire_deadline(number))
+        deadline, changed = partition.expire_deadline(number), partition.changed.get(number)
+        marks[number] = (*partition.tried(number), version, deadline, changed)
     return marks
 
 
 def run_of_piece(
     queue: QueueState, lane: Lane, job: TurnJob, piece: Piece, marks: Marks, state: State = State.CLAIMED
 ) -> ClaimRun:
-    chunk, low, high, created, deadline = piece
-    records = job.records[chunk][low - chunk : high - chunk]
+    records = _records(job, piece)
     run = ClaimRun(
         mint=lane.partition.mint,
         partition=lane.index,
-        first=low,
-        created=created,
-        deadline=deadline,
+        numbers=piece.numbers,
+        created=piece.created,
+        deadline=piece.deadline,
         max_attempts=queue.settings.max_attempts,
         payloads=records,  # type: ignore[arg-type]
         known={},
         state=state,
     )
-    if not marks and set(map(type, records)) == {bytes}:
-        return run
-    for number, record in enumerate(records, low):
-        assert record is not None, "a live item has a record"
-        if isinstance(record, Record) or number in marks:
-            full = record if isinstance(record, Record) else Record(record)
-            run.known[number] = _item(run, job, number, full, marks.get(number, (0, 0, 0, deadline)))
-    run.payloads = [record.payload if isinstance(record, Record) else record or b"" for record in records]
+    kinds = set(map(type, records))
+    if kinds != {bytes}:
+        full: list[Any] = records if kinds == {Record} else list(map(_full, records))
+        run.records, run.payloads = full, list(map(_payload_of, full))
+    if marks:
+        pairs = zip(piece.numbers, records, strict=True)
+        run.known = {n: _marked(run, job, n, _full(record), marks[n]) for n, record in pairs if n in marks}
     return run
 
 
-def _item(run: ClaimRun, job: TurnJob, number: int, record: Record, mark: Mark) -> Item:
+def _records(job: TurnJob, piece: Piece) -> list[bytes | Record | None]:
+    body, first, numbers = job.records[piece.chunk.start], piece.chunk.start, piece.numbers
+    if isinstance(numbers, range):
+        return body[numbers.start - first : numbers.stop - first]
+    return [body[number - first] for number in numbers]
+
+
+_payload_of = attrgetter("payload")
+
+
+def _full(record: bytes | Record | None) -> Record:
+    assert record is not None, "a live item has a record"
+    return record if isinstance(record, Record) else Record(record)
+
+
+def _marked(run: ClaimRun, job: TurnJob, number: int, record: Record, mark: Mark) -> Item:
+    item = run.full(number, record)
+    item.attempts, item.deliveries, item.state_version, deadline, changed = mark
+    item.expire_deadline = to_datetime(deadline)
+    if changed is not None:
+        item.updated_at = to_datetime(changed)
+    item.state_doc = decode_state(job.documents.get(number << 2 | STATE_PART))
     error = job.documents.get(number << 2 | ERROR_PART)
-    source = record.source
-    return Item(
-        id=record.id or run.mint.id(number),
-        state=run.state,
-        partition=run.partition,
-        payload=record.payload,
-        correlation_id=record.correlation_id or run.mint.correlation_id(number, run.created),
-        created_at=to_datetime(run.created),
-        expire_deadline=to_datetime(mark[3]),
-        attempts=mark[0],
-        deliveries=mark[1],
-        max_attempts=run.max_attempts if record.max_attempts < 0 else record.max_attempts,
-        key=record.key,
-        kind=record.kind,
-        encoding=record.encoding,
-        reference=record.reference,
-        priority=record.priority,
-        state_doc=decode_state(job.documents.get(number << 2 | STATE_PART)),
-        state_version=mark[2],
-        last_error=None if error is None else error.decode(),
-        dead_reason=source.reason if source else None,
-        source_queue=source.queue if source else None,
-        source_id=source.id if source else None,
-        source_attempts=source.attempts if source else None,
-    )
+    item.last_error = None if error is None else error.decode()
+    return item
 
 
 # ---- verdicts ---------------------------------------------------------------------------------------------

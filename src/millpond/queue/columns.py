@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, overload
 
@@ -204,6 +204,27 @@ class Column(Generic[T]):
                 page[low:high] = one * (high - low)
             first += high - low
 
+    def put(self, first: int, values: Sequence[T]) -> None:
+        """These neighbours have one each."""
+        at = 0
+        while at < len(values):
+            key, low = (first + at) >> _PAGE_BITS, (first + at) & _SLOT
+            some = values[at : at + _PAGE - low]
+            if len(some) >= _WORTH and key not in self.pages:
+                self._make(key)
+            if (page := self.pages.get(key)) is None:
+                for number, value in enumerate(some, first + at):
+                    self[number] = value
+            else:
+                high = low + len(some)
+                new = page[low:high].count(self._empty)
+                self._counts[key] += new
+                self._in_pages += new
+                slots = page[:0]
+                slots.extend(some)
+                page[low:high] = slots
+            at += len(some)
+
     # ---- pages --------------------------------------------------------------------------------------------
 
     def _entries(self, key: int) -> Iterable[tuple[int, T]]:
@@ -220,8 +241,10 @@ class Column(Generic[T]):
 
     def _make(self, key: int) -> None:
         take, empty, start = self.alone.pop, self._empty, key << _PAGE_BITS
-        page = self._blank[:0]
-        page.extend([take(number, empty) for number in range(start, start + _PAGE)])
+        page = self._blank[:]
+        if self.alone:
+            page = page[:0]
+            page.extend([take(number, empty) for number in range(start, start + _PAGE)])
         self._put(key, page, _PAGE - page.count(empty))
 
     def _put(self, key: int, page: Any, count: int) -> None:

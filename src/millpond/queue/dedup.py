@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
@@ -18,12 +18,27 @@ def digest(kind: str, name: str) -> bytes:
     return blake2b(f"{kind}:{name}".encode(), digest_size=DIGEST_BYTES).digest()
 
 
+_KEY, _ID = (blake2b(f"{kind}:".encode(), digest_size=DIGEST_BYTES) for kind in ("key", "id"))
+
+
 def key_digest(key: str) -> bytes:
-    return digest("key", key)
+    """As `digest`, at half the price: what all have in common is hashed once."""
+    hashed = _KEY.copy()
+    hashed.update(key.encode())
+    return hashed.digest()
 
 
 def id_digest(item_id: str) -> bytes:
-    return digest("id", item_id)
+    hashed = _ID.copy()
+    hashed.update(item_id.encode())
+    return hashed.digest()
+
+
+def digests_of(item_id: str | None, key: str | None) -> bytes:
+    """Of an item's names, joined."""
+    if item_id is None:
+        return b"" if key is None else key_digest(key)
+    return id_digest(item_id) if key is None else id_digest(item_id) + key_digest(key)
 
 
 def request_digest(request_id: str) -> bytes:
@@ -76,6 +91,16 @@ class Window(Generic[T]):
         entry = self._young.get(name) or self._old.get(name)
         return entry if entry is not None and now - entry.at < window else None
 
+    def put_all(self, names: Iterable[bytes], entries: Sequence[T], window: int) -> None:
+        """Of one instant."""
+        if entries and entries[0].at - self._turned_at > window:
+            self._old, self._young, self._turned_at = self._young, {}, entries[0].at
+        self._young.update(zip(names, entries, strict=True))
+
+    def has_any(self, names: Iterable[bytes]) -> bool:
+        """Of whatever age."""
+        return any(not one.keys().isdisjoint(names) for one in (self._young, self._old) if one)
+
     def discard(self, name: bytes) -> bool:
         """Whether there was such an entry."""
         young, old = self._young.pop(name, None), self._old.pop(name, None)
@@ -103,12 +128,34 @@ class Dedup:
         self.arrivals: dict[bytes, int] = {}  # transfers taken in, until their source confirms
         self.uncommitted: set[bytes] = set()  # names that the running turn gave up: a failed commit revives them
 
-    def add(self, number: int, item_id: str | None, key: str | None, correlation_id: str | None) -> None:
-        joined = b""
-        if item_id is not None:
-            joined += id_digest(item_id)
-        if key is not None:
-            joined += key_digest(key)
+    def has_any(self, names: Collection[bytes]) -> bool:
+        """Whether anything is known of any of these."""
+        if not self.live.keys().isdisjoint(names) or self.ended.has_any(names):
+            return True
+        return bool(self.uncommitted) and not self.uncommitted.isdisjoint(names)
+
+    def add_all(
+        self, first: int, joined: list[bytes], own: Iterable[tuple[int, str | None, str | None]], *, single: bool
+    ) -> None:
+        """Neighbours whose names nobody has; `own`: places of ids and correlation ids. `single`: one name each."""
+        if single:
+            self.live.update(zip(joined, range(first, first + len(joined)), strict=True))
+            self.digests.put(first, joined)
+        else:
+            for number, names in enumerate(joined, first):
+                if names:
+                    self.live.update(dict.fromkeys(split(names), number))
+                    self.digests[number] = names
+        for place, item_id, correlation_id in own:
+            if joined[place]:
+                self.names[first + place] = f"{item_id or ''}\n{correlation_id or ''}"
+
+    def add(
+        self, number: int, item_id: str | None, key: str | None, correlation_id: str | None, joined: bytes | None = None
+    ) -> None:
+        """`joined`: their digests, if they are at hand."""
+        if joined is None:
+            joined = digests_of(item_id, key)
         for name in split(joined):
             if name in self.live:
                 self._give_up(name)
@@ -134,6 +181,22 @@ class Dedup:
             self.uncommitted.add(name)
             if window:
                 self.ended.put(name, entry, window)
+
+    def end_all(self, first: int, count: int, at: int, created: int, window: int) -> None:
+        """Of these neighbours, made at one instant, those that have names end: as `end` of each."""
+        gone = self.digests.discard(first, count)
+        named = bool(self.names)
+        entries = [Ended(at, number, created, self.names.pop(number, None) if named else None) for number, _ in gone]
+        if {len(joined) for _, joined in gone} == {DIGEST_BYTES}:
+            names = [joined for _, joined in gone]
+        else:
+            entries = [entry for entry, (_, joined) in zip(entries, gone, strict=True) for _ in split(joined)]
+            names = [name for _, joined in gone for name in split(joined)]
+        for name in names:
+            del self.live[name]
+        self.uncommitted.update(names)
+        if window:
+            self.ended.put_all(names, entries, window)
 
     def release(self, number: int) -> None:
         """Give up the item's keys at once: another item takes them over."""

@@ -5,6 +5,7 @@
 - A list of those does so in all those lanes at a time, and brings back a list.
 - `Late(lane, act)` is the same after the leases of that turn were dealt.
 - `Wait(until)` waits for an item to be ready, at most until that instant; it brings back nothing.
+- A `Park` waits for something else, and brings back what it likes.
 - An int sleeps until that instant.
 """
 
@@ -34,8 +35,14 @@ class Wait(msgspec.Struct):
     until: int
 
 
+class Park:
+    def park(self, drive: Drive) -> None:
+        """Take note of whom to resume."""
+        raise NotImplementedError
+
+
 Turn = tuple[Lane, Act] | Late
-Step = Turn | Sequence[Turn] | Wait | int
+Step = Turn | Sequence[Turn] | Wait | Park | int
 Operation = Generator[Step, Any, Any]
 
 _sleepers = itertools.count()  # those who wake at the same instant do so in the order in which they went to sleep
@@ -129,6 +136,8 @@ class Drive:
             self.be_patient_from(step.until)
             self.until = step.until
             self._queue.readers.append(self)
+        elif isinstance(step, Park):
+            step.park(self)
         elif isinstance(step, list):
             if not step:
                 self.resume([])

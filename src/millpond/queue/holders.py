@@ -325,9 +325,13 @@ def seal_completes(queue: QueueState, lane: Lane, now: int, result: bytes | None
         return
     until = kept_until(queue, now)
     finisher = -1
-    if until and result is not None:
-        finisher = run_span(done[-1][1][-1])[-1]
-        lane.draft.documents[finisher << 2 | RESULT_PART] = result
+    if result is not None:
+        last = run_span(done[-1][1][-1])[-1]
+        if until:
+            finisher = last
+            lane.draft.documents[finisher << 2 | RESULT_PART] = result
+        else:  # whoever waits for the item to end is told all the same
+            lane.draft.results[last] = result
     count = 0
     for client, pairs in _pairs(done).items():
         lane.partition.change(Event.COMPLETED, client, pairs, until, finisher)

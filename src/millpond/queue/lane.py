@@ -24,9 +24,10 @@ from millpond.history.format import (
     encode_records,
     run_span,
 )
-from millpond.model import PartitionDefinition, QueueDefinition, QueueSettings
+from millpond.model import PartitionDefinition, QueueSettings
 from millpond.queue.bodies import Bodies, Budget, Records, weigh
 from millpond.queue.leases import Lease
+from millpond.queue.named import Named
 from millpond.queue.partition import Partition, document_keys
 from millpond.queue.snapshot import recover_partition, take_snapshot
 from millpond.store.base import META_PARTITION, Chunk, JournalRow, Store, StoreFailed, StoreFull, Trim, Turn
@@ -39,6 +40,7 @@ TRIM_INTERVAL_MS = 60_000  # how often old journal rows are looked for,
 TRIM_INTERVAL_TURNS = 500  # or after so many turns: a store drops more rows than that at a time, so it keeps up
 PROBE_MS, PROBE_MS_MAX = 100, 30_000  # second and longest wait before a failed store is tried again
 NEVER = 1 << 62  # the deadline of a part that nobody waits for
+NAMED_MAX = 1 << 20  # staged items up to which names stay at hand until they are published: 60 MB; more are read again
 FORGIVE_TURNS = 1_000  # good turns after which earlier failures no longer count against a partition
 
 
@@ -109,6 +111,8 @@ class Draft:
         self.names: set[bytes] = set()  # keys, ids, requests and transfers that this turn brings in
         self.completed: list[tuple[Lease, list[int]]] = []  # runs, gathered to be one event
         self.staged_size = 0
+        self.endings: dict[int, Any] = {}  # items that end in this turn and that somebody waits for
+        self.results: dict[int, bytes] = {}  # of completed items of which nothing is kept
 
     @property
     def reads(self) -> bool:
@@ -188,7 +192,7 @@ class TurnJob(Job):
         draft, store = self.draft, self.lane.store
         if draft.chunk_wants or draft.document_wants:
             self._read(store, draft)
-            self.documents.update(draft.documents)  # written by this very turn
+        self.documents.update(draft.documents)  # written by this very turn
         if draft.lookups:
             _find_completed(store, draft.lookups)
         for after, limit in draft.journal_wants:
@@ -264,6 +268,7 @@ class Lane:
         self.given_up: list[Part] = []  # of that turn
         self.draft = Draft()
         self.waiting: list[Part] = []
+        self.watched: dict[int, dict[Any, None]] = {}  # items that somebody waits for, to end; and who
         # Moves and confirmations that are on their way to other queues, and when to try those again that failed:
         self.sent: set[int] = set()
         self.confirming: set[bytes] = set()
@@ -333,8 +338,10 @@ class Lane:
         assert not self.draft.records, "what is produced in a turn comes after"
         self.draft.staged_size += size
         for piece in _pieces(records, size):
-            first = self.partition.next_number
-            self.partition.change(Event.STAGED, txn, chunk, first, len(piece), encode_meta(piece))
+            first, meta = self.partition.next_number, encode_meta(piece)
+            self.partition.change(Event.STAGED, txn, chunk, first, len(piece), meta)
+            if meta is not None and self.partition.staged_count <= NAMED_MAX:
+                self.partition.at_hand[first] = Named(meta, piece)
             self.draft.chunks.append(Chunk(first, len(piece), encode_records(list(piece))))
 
     def want(self, first: int, count: int) -> None:
@@ -453,9 +460,9 @@ class Lane:
         self.compacting = False
 
 
-def meta_lane(definition: QueueDefinition, store: Store, budget: Budget) -> Lane:
-    """The place of the queue's decisions: nothing is ever produced there."""
-    place = PartitionDefinition(partition=META_PARTITION, store=definition.partitions[0].store, read_only=True)
+def meta_lane(store: Store, budget: Budget) -> Lane:
+    """The place of the queue's decisions: nothing is ever produced there. It is in the default store."""
+    place = PartitionDefinition(partition=META_PARTITION, read_only=True)
     return Lane(place, store, Bodies(budget))
 
 
@@ -467,21 +474,25 @@ def _pieces(records: list[bytes | Record], size: int) -> list[list[bytes | Recor
 
 
 def _cut(records: list[bytes | Record]) -> list[list[bytes | Record]]:
-    try:
-        if sum(map(len, records)) <= CHUNK_BYTES_MAX:  # type: ignore[arg-type]
-            return [records]
-    except TypeError:  # not all are bare payloads
-        pass
+    lengths = _lengths(records)
+    if sum(lengths) <= CHUNK_BYTES_MAX:
+        return [records]
     pieces: list[list[bytes | Record]] = [[]]
     room = CHUNK_BYTES_MAX
-    for record in records:
-        length = len(record.payload if isinstance(record, Record) else record)
+    for record, length in zip(records, lengths, strict=True):
         if pieces[-1] and length > room:
             pieces.append([])
             room = CHUNK_BYTES_MAX
         pieces[-1].append(record)
         room -= length
     return pieces
+
+
+def _lengths(records: list[bytes | Record]) -> list[int]:
+    try:
+        return list(map(len, records))  # type: ignore[arg-type]
+    except TypeError:  # not all are bare payloads
+        return [len(record.payload if isinstance(record, Record) else record) for record in records]
 
 
 def _ended_span(events: list[tuple[int, ...]]) -> tuple[int, int] | None:

@@ -25,6 +25,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     grant: int
     deadline: int
     fence: int
+    at: int = 0  # when it was granted; 0 is not known
 
     @property
     def fencing_token(self) -> int:

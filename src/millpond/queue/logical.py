@@ -16,7 +16,7 @@ from contextlib import suppress
 from heapq import heappop
 from random import Random
 
-from millpond.errors import Closed, DiskFull, InternalError, MillpondError
+from millpond.errors import Closed, DiskFull, InternalError, MillpondError, NotFound
 from millpond.model import REQUEST_TIMEOUT_MS, QueueDefinition
 from millpond.queue.claims import wake_readers
 from millpond.queue.compaction import compact
@@ -26,10 +26,11 @@ from millpond.queue.lease import ReleasePart, assign_leases, give_back
 from millpond.queue.lifecycle import next_wake, run_lifecycle, shed_stale
 from millpond.queue.operations import answer_stats, start_operation
 from millpond.queue.produce import assign_produces
-from millpond.queue.requests import Arrive, Forget, GetStats, Lease, Produce, Request, Tokens
+from millpond.queue.requests import Arrive, Forget, GetItem, GetStats, Lease, Produce, Request, Tokens
 from millpond.queue.settling import next_sweep, settle
 from millpond.queue.state import QueueState, away
 from millpond.queue.transfer import assign_arrives, assign_forget, send_transfers, settle_transfer
+from millpond.queue.watching import look_after_load, tell_endings
 from millpond.store.base import StoreFull
 
 RELIEVE_MS = 1_000  # how often a full disk is looked at
@@ -48,6 +49,7 @@ class LogicalQueue:
         self.state = QueueState(definition, lanes, meta, rng, queue_exists, now)
         self.jobs: list[Job] = []
         self.closing = False
+        self.deleting = False  # it will not be opened again
         self._inbox: list[Request] = []
         self._settled: list[Arrive | Forget] = []
         self._now = now
@@ -73,6 +75,8 @@ class LogicalQueue:
             for reader in waiting:
                 self.state.readers.remove(reader)
                 reader.resume(None)
+            if isinstance(request, GetItem) and request.watch is not None:
+                request.watch.resume(None)
         elif request.answered:
             give_back(self.state, request.value.runs if request.value else [])
         elif self.state.waiters.withdraw(request):
@@ -111,6 +115,8 @@ class LogicalQueue:
             settle_transfer(self.state, answered, now)
         while self.state.sleepers and self.state.sleepers[0][0] <= now:
             heappop(self.state.sleepers)[2]()
+        for watch in self.state.watches.pop_due(now):
+            watch.resume(None)
         inbox, self._inbox = self._inbox, []
         for request in inbox:
             if isinstance(request, Produce):
@@ -203,6 +209,8 @@ class LogicalQueue:
     def _apply(self, now: int) -> None:
         """Hand each lane its one batch; answer those who wait in vain."""
         for lane in self.state.turning:
+            if lane.draft.endings:
+                tell_endings(self.state, lane)
             job = lane.seal_turn(now, self.state.settings, self.state.journal_bytes)
             if job is None:
                 continue
@@ -268,6 +276,8 @@ class LogicalQueue:
         self.state.unsettled = self.state.meta in self.state.everyone
         if isinstance(job, LoadJob):
             self._finish_load(lane, job, now)
+            if lane.watched and lane.status == Status.OPEN:
+                look_after_load(lane)
         elif isinstance(job, TurnJob):
             if job.error is None:
                 lane.succeeded()
@@ -342,6 +352,8 @@ class LogicalQueue:
         self._inbox, state.produces, state.arrives, state.sleepers = [], [], [], []
         for reader in state.readers:
             reader.stop(trouble)
+        for watch in state.watches.pop_all():
+            watch.stop(trouble)
         state.readers, state.making, state.taking, state.confirmed = [], set(), set(), {}
         self.jobs = []
         for lane in state.everyone:
@@ -382,6 +394,8 @@ class LogicalQueue:
         if state.sleepers:
             wakes.append(state.sleepers[0][0])
         wakes += [reader.until for reader in state.readers]
+        if (at := state.watches.next_at()) is not None:
+            wakes.append(at)
         if state.sweep_at < NEVER:
             wakes.append(state.sweep_at)
         if state.unsettled:  # a request has ended in this turn, and what it leaves is looked after in the next
@@ -399,7 +413,7 @@ class LogicalQueue:
         state = self.state
         return not (
             self._inbox or self._settled or self.jobs or state.produces or state.arrives or state.outbox
-            or len(state.waiters) or state.sleepers or state.readers or state.making
+            or len(state.waiters) or len(state.watches) or state.sleepers or state.readers or state.making
             or any(
                 not lane.free or lane.waiting or lane.compacting or lane.full
                 or lane.partition.moving or lane.partition.confirming
@@ -435,6 +449,8 @@ class LogicalQueue:
         for reader in state.readers:
             reader.stop(error)
         state.readers = []
+        for watch in state.watches.pop_all():
+            watch.stop(self._gone() if self.deleting else error)
         for request in (*self._inbox, *state.produces, *state.arrives):
             request.fail(error)
         self._inbox, state.produces, state.arrives = [], [], []
@@ -447,6 +463,10 @@ class LogicalQueue:
                 part.fail(away(lane, issued=True))
             if lane.job is None and lane.status != Status.CLOSED:
                 self._start(lane.seal_close(now))
+
+    def _gone(self) -> NotFound:
+        name = self.state.definition.name
+        return NotFound(f"queue {name!r} was deleted while this waited; the item is gone", queue=name)
 
     @property
     def closed(self) -> bool:

@@ -66,12 +66,18 @@ class Seen(msgspec.Struct):
     attempts: int
     deliveries: int
     max_attempts: int | None
-    version: int
+    documents: int  # as in the partition's column
     lease: Lease | None
     due: int | None
     died: int | None
     kept: int | None
+    updated: int
+    ended: int | None
     cancel_asked: bool
+
+    def document(self, job: TurnJob, part: int) -> bytes | None:
+        """What the turn has read of it; others may have looked at the item when it had other documents."""
+        return job.documents.get(self.number << 2 | part) if self.documents >> part & 1 else None
 
     def record(self, job: TurnJob) -> Record:
         record = job.records[self.chunk][self.number - self.chunk]
@@ -87,20 +93,25 @@ def look(lane: Lane, numbers: Iterable[int]) -> dict[int, Seen]:
         lane.want_documents(number)
         lease = partition.leased.get(number)
         attempts, deliveries = partition.tried(number)
+        created, changed = partition.chunks.created_of(number), partition.changed.get(number)
+        died, kept = partition.dead.get(number), partition.finished.get(number)
+        ended = died >> 8 if died is not None else changed if kept is not None else None
         seen[number] = Seen(
             number=number,
             state=state,
             chunk=partition.chunks.first_of(number),
-            created=partition.chunks.created_of(number),
+            created=created,
             expire_deadline=partition.expire_deadline(number),
             attempts=attempts + (lease is not None),
             deliveries=deliveries + (lease is not None),
             max_attempts=partition.limits.get(number),
-            version=partition.documents.get(number, 0) >> VERSION_BITS,
+            documents=partition.documents.get(number, 0),
             lease=lease,
             due=partition.waiting.get(number),
-            died=partition.dead.get(number),
-            kept=partition.finished.get(number),
+            died=died,
+            kept=kept,
+            updated=ended or (lease.at if lease is not None else 0) or changed or created,
+            ended=ended,
             cancel_asked=number in partition.cancel_asked,
         )
     return seen
@@ -109,9 +120,8 @@ def look(lane: Lane, numbers: Iterable[int]) -> dict[int, Seen]:
 def show(queue: QueueState, lane: Lane, job: TurnJob, seen: Seen) -> Item:
     mint, record, number = lane.partition.mint, seen.record(job), seen.number
     lease, due, died, kept = seen.lease, seen.due, seen.died, seen.kept
-    error = job.documents.get(number << 2 | ERROR_PART)
+    error = seen.document(job, ERROR_PART)
     source = record.source
-    ended_at = died >> 8 if died is not None else None
     reason = REASONS[died & 0xFF] if died is not None else source.reason if source else None
     return Item(
         id=record.id or mint.id(number),
@@ -134,11 +144,12 @@ def show(queue: QueueState, lane: Lane, job: TurnJob, seen: Seen) -> Item:
         lease_deadline=to_datetime(lease.deadline) if lease else None,
         client_id=lease.client or None if lease else None,
         cancel_asked=seen.cancel_asked,
-        ended_at=None if ended_at is None else to_datetime(ended_at),
+        updated_at=to_datetime(seen.updated),
+        ended_at=None if seen.ended is None else to_datetime(seen.ended),
         keep_until=None if kept is None else to_datetime(kept >> 1),
-        state_doc=decode_state(job.documents.get(number << 2 | STATE_PART)),
-        state_version=seen.version,
-        result=decode_state(job.documents.get(number << 2 | RESULT_PART)),
+        state_doc=decode_state(seen.document(job, STATE_PART)),
+        state_version=seen.documents >> VERSION_BITS,
+        result=decode_state(seen.document(job, RESULT_PART)),
         last_error=None if error is None else error.decode(),
         dead_reason=reason,
         source_queue=source.queue if source else None,

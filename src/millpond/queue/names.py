@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
 from millpond.errors import InvalidRequest, KeyConflict
 from millpond.history.format import Record
 from millpond.model import Produced, State
-from millpond.queue.dedup import Ended, id_digest, key_digest
+from millpond.queue.dedup import Ended, digests_of, id_digest, key_digest, split
 from millpond.queue.lane import Lane
 from millpond.queue.requests import Produce
 from millpond.queue.state import QueueState
@@ -45,12 +45,7 @@ def known_request(queue: QueueState, name: bytes, now: int) -> list[Produced] | 
 
 
 def names_of(record: Record) -> list[bytes]:
-    names = []
-    if record.id is not None:
-        names.append(id_digest(record.id))
-    if record.key is not None:
-        names.append(key_digest(record.key))
-    return names
+    return split(digests_of(record.id, record.key))
 
 
 def conflicts(
@@ -153,6 +148,16 @@ def id_taken(queue: QueueState, item_id: str, now: int) -> bool:
 
 def key_taken(queue: QueueState, key: str, now: int) -> bool:
     return _is_taken(_find(queue, Record(key=key), [key_digest(key)], now))
+
+
+def are_unheard(queue: QueueState, names: Collection[bytes]) -> bool:
+    """Whether nobody has, or had lately, or is about to have any of these. Held as with one."""
+    for lane in queue.lanes.values():
+        if not lane.known:
+            raise Held(lane)
+        if lane.partition.dedup.has_any(names) or (lane.draft.names and not lane.draft.names.isdisjoint(names)):
+            return False
+    return True
 
 
 def name_taken(queue: QueueState, record: Record, names: list[bytes], now: int) -> bool:

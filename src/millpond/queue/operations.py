@@ -1,4 +1,4 @@
-"""Calls that go by id or over many items: get, list, cancel, clear, redrive, stats. Each is run by a `Drive`."""
+"""Calls that go by id or over many items: list, cancel, bury, make ready, clear, redrive, stats, run by a `Drive`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,27 @@ from millpond.queue.lane import Lane, TurnJob
 from millpond.queue.lifecycle import bury, kept_until
 from millpond.queue.looking import Seen, locate, look, no_item, refusal, settled, show
 from millpond.queue.partition import ERROR_PART
-from millpond.queue.requests import Bury, Cancel, Clear, GetItem, GetStats, ListItems, ReadJournal, Redrive, Request
+from millpond.queue.requests import (
+    Bury,
+    Cancel,
+    Clear,
+    GetItem,
+    GetStats,
+    ListItems,
+    MakeReady,
+    ReadJournal,
+    Redrive,
+    Request,
+)
 from millpond.queue.stages import STAGE_OPERATIONS
 from millpond.queue.state import QueueState
+from millpond.queue.watching import get
 
 SCAN_BATCH = 500  # items looked at in one turn, so that a scan does not hold up the others
 READY_SCAN_BATCH = 5_000  # the same time, by runs
 READY_SCAN_CHUNKS = 80  # read for it: one of each 100 items, as small producers make them
 
-EndIn = Callable[[list[int], Lane, int], dict[int, Seen]]
+ActIn = Callable[[list[int], Lane, int], dict[int, Seen]]
 Told = Callable[[Lane, TurnJob, str, Seen | None], Result]
 
 _LETTERS = (State.DEAD, State.READY, State.SCHEDULED, State.RETRYING)  # what may leave a dead queue
@@ -52,18 +64,6 @@ def start_operation(queue: QueueState, request: Request) -> None:
 
 
 # ---- looking -----------------------------------------------------------------------------------------------
-
-
-def _get(queue: QueueState, request: GetItem) -> Operation:
-    yield from settled(queue, [request.id])
-    place = locate(queue, request.id)
-    if place is None:
-        raise no_item(request.id)
-    lane, number = place
-    seen, job = yield lane, lambda lane, now: look(lane, [number])
-    if number not in seen:
-        raise no_item(request.id)
-    return show(queue, lane, job, seen[number])
 
 
 def _list(queue: QueueState, request: ListItems) -> Operation:
@@ -106,7 +106,7 @@ def _list_ready(queue: QueueState, request: ListItems) -> Operation:
                 break
             read = [run_of_piece(queue, lane, job, piece, marks, State.READY) for piece in pieces]
             runs += read
-            after = pieces[-1][2] - 1
+            after = pieces[-1].numbers[-1]
             count += sum([len(run.payloads) for run in read])
             size += sum([sum(map(len, run.payloads)) for run in read])
             if count >= request.limit or (count >= LIST_LIMIT_MAX and size >= CLAIM_PAGE_BYTES):
@@ -137,20 +137,24 @@ def _lanes_from(queue: QueueState, partition: int, only: int | None) -> Iterator
             yield queue.lanes[index]
 
 
-# ---- cancel, bury and clear -------------------------------------------------------------------------------
+# ---- cancel, bury, make ready and clear --------------------------------------------------------------------
 
 _MORTAL = (State.READY, State.SCHEDULED, State.RETRYING)  # what waits can be ended from outside
 
 
 def _cancel(queue: QueueState, request: Cancel) -> Operation:
-    return _end_by_id(queue, request.ids, partial(_cancel_in, queue), _cancelled)
+    return _by_id(queue, request.ids, partial(_cancel_in, queue), _cancelled)
 
 
 def _bury(queue: QueueState, request: Bury) -> Operation:
-    return _end_by_id(queue, request.ids, partial(_bury_in, queue, request), _buried)
+    return _by_id(queue, request.ids, partial(_bury_in, queue, request), _buried)
 
 
-def _end_by_id(queue: QueueState, ids_given: Sequence[str], end: EndIn, told: Told) -> Operation:
+def _make_ready(queue: QueueState, request: MakeReady) -> Operation:
+    return _by_id(queue, request.ids, _ready_in, _made_ready)
+
+
+def _by_id(queue: QueueState, ids_given: Sequence[str], act: ActIn, told: Told) -> Operation:
     results: dict[str, Result] = {}
     by_lane: dict[int, dict[int, str]] = defaultdict(dict)
     yield from settled(queue, ids_given)
@@ -162,7 +166,7 @@ def _end_by_id(queue: QueueState, ids_given: Sequence[str], end: EndIn, told: To
             by_lane[place[0].index][place[1]] = item_id
     for index, ids in by_lane.items():
         lane = queue.lanes[index]
-        seen, job = yield lane, partial(end, list(ids))
+        seen, job = yield lane, partial(act, list(ids))
         for number, item_id in ids.items():
             results[item_id] = told(lane, job, item_id, seen.get(number))
     return [results[item_id] for item_id in ids_given]
@@ -199,6 +203,25 @@ def _buried(lane: Lane, job: TurnJob, item_id: str, seen: Seen | None) -> Result
     correlation_id = _correlation_of(lane, job, seen)
     if seen.state not in (*_MORTAL, State.DEAD):
         return refusal(Conflict(f"item {item_id!r} is {seen.state}; only one that waits can be buried"), correlation_id)
+    return Result(True, correlation_id)
+
+
+def _ready_in(numbers: list[int], lane: Lane, now: int) -> dict[int, Seen]:
+    """What waits for its time falls due now, in the order given; returns what each was."""
+    seen = look(lane, numbers)
+    early = [number for number in numbers if number in seen and seen[number].state in (State.SCHEDULED, State.RETRYING)]
+    if early:
+        lane.partition.change(Event.DUE, early)
+    return seen
+
+
+def _made_ready(lane: Lane, job: TurnJob, item_id: str, seen: Seen | None) -> Result:
+    if seen is None:
+        return refusal(no_item(item_id))
+    correlation_id = _correlation_of(lane, job, seen)
+    if seen.state not in _MORTAL:
+        text = f"item {item_id!r} is {seen.state}; only one that waits for its time can be made ready"
+        return refusal(Conflict(text), correlation_id)
     return Result(True, correlation_id)
 
 
@@ -414,10 +437,11 @@ def _want_journal(request: ReadJournal, lane: Lane, now: int) -> int:
 
 
 _OPERATIONS: dict[type[Request], Callable[[QueueState, Any], Operation]] = {
-    GetItem: _get,
+    GetItem: get,
     ListItems: _list,
     Cancel: _cancel,
     Bury: _bury,
+    MakeReady: _make_ready,
     Clear: _clear,
     Redrive: _redrive,
     ReadJournal: _read_journal,

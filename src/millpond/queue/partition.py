@@ -10,7 +10,7 @@ key, a limit, an expiry or a document of its own has entries, in the columns bel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby, repeat
 from sys import intern
 from typing import Any
@@ -23,7 +23,6 @@ from millpond.history.format import (
     Event,
     Record,
     decode_entry,
-    decode_meta,
     numbers_of,
     run_of,
 )
@@ -33,6 +32,7 @@ from millpond.queue.columns import IntColumn
 from millpond.queue.decisions import Decisions
 from millpond.queue.dedup import Dedup, Request
 from millpond.queue.leases import Lease, Leases, Spans
+from millpond.queue.named import Named
 from millpond.queue.ready import Ready
 from millpond.queue.timers import Timers
 from millpond.queue.tokens import Mint
@@ -118,6 +118,7 @@ class Partition:
         self.documents = IntColumn()  # state version << 3 | which parts there are
         self.dead = IntColumn()  # died at << 8 | reason
         self.finished = IntColumn()  # kept until << 1 | was cancelled
+        self.changed = IntColumn()  # when the state last changed, of what has come back from a lease, or has ended
         self.finish_timers = Timers()
         self.timers = (self.lease_timers, self.due_timers, self.expiry_timers, self.finish_timers)
         self.cancel_asked: set[int] = set()
@@ -125,6 +126,7 @@ class Partition:
         self.claimed: Spans[Hold] = Spans()
         self.staged: dict[str, dict[str, list[Piece]]] = {}  # transaction -> chunk -> its records
         self.staged_count = 0
+        self.at_hand: dict[int, Named] = {}  # of staged chunks by their first number, those that need not be read again
         self.decisions = Decisions()  # only in the store that has no items
         self.moving: dict[int, Move] = {}
         self.confirming: dict[bytes, str] = {}  # transfers that their target has not forgotten yet -> target
@@ -132,6 +134,7 @@ class Partition:
         self.totals: dict[str, int] = {}
         # What the running turn gathers for its commit.
         self.events: list[tuple[Any, ...]] = []
+        self.watch: Callable[[Event, Sequence[Any]], None] | None = None  # who is told of a change before it is made
         self.chunk_drops: list[int] = []
         self.document_drops: list[int] = []
         self._columns = (
@@ -141,6 +144,7 @@ class Partition:
             self.expiries,
             self.dead,
             self.finished,
+            self.changed,
         )  # nothing ends while it waits: it leaves that column first
         self._transitions: dict[int, Callable[..., None]] = {
             event: getattr(self, f"on_{event.name.lower()}", None) or self._decision(event) for event in Event
@@ -151,6 +155,8 @@ class Partition:
         return lambda *arguments: decide(self.at, *arguments)
 
     def change(self, event: Event, *arguments: Any) -> None:
+        if self.watch is not None:
+            self.watch(event, arguments)
         self.events.append((int(event), *arguments))
         self._transitions[event](*arguments)
 
@@ -200,11 +206,7 @@ class Partition:
         if meta is None:
             self.ready.push(0, first, count)
         else:
-            for number, record in enumerate(decode_meta(meta), first):
-                if record is None:
-                    self.ready.push(0, number, 1)
-                else:
-                    self._place(number, record)
+            self._place_all(first, Named.read(meta))
         self.on_remembered(requests)
         for name, number, documents, fence in arrivals:
             self.dedup.arrivals[name] = number
@@ -218,7 +220,7 @@ class Partition:
             self.dedup.requests.put(name, Request(self.at, first, count, reply), self.dedup_window)
 
     def on_leased(self, client: str, deadline: int, runs: Sequence[int]) -> None:
-        lease = Lease(intern(client), self.turn, deadline, self.fence)
+        lease = Lease(intern(client), self.turn, deadline, self.fence, self.at)
         for run in runs:
             first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
             self.ready.remove(self.priorities.get(first, 0), run)
@@ -247,6 +249,7 @@ class Partition:
     def on_retried(self, client: str, number: int, due: int, deferred: bool, error: str | None) -> None:
         """`due` 0: leasable at once, at the tail."""
         self.leased.remove(number, 1)
+        self.changed[number] = self.at
         self._delivered(number, attempted=not deferred)
         if error is not None:
             self.documents[number] = self.documents.get(number, 0) | HAS_ERROR
@@ -259,6 +262,7 @@ class Partition:
     def on_lease_expired(self, runs: Sequence[int]) -> None:
         self._return(runs, attempted=True)
         for run in runs:
+            self.changed.fill(run >> RUN_BITS, (run & _COUNT_MASK) + 1, self.at)
             for first, count, priority in self._by_priority(run):
                 self.ready.push(priority, first, count)
 
@@ -284,7 +288,7 @@ class Partition:
         lease = self.leased[first]
         grant = (lease.client, lease.grant)
         if grant not in renewed:
-            renewed[grant] = Lease(lease.client, lease.grant, deadline, lease.fence)
+            renewed[grant] = Lease(lease.client, lease.grant, deadline, lease.fence, lease.at)
         self.leased.remove(first, count)
         self.leased.add(first, count, renewed[grant])
 
@@ -295,6 +299,7 @@ class Partition:
     def on_due(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self.waiting.pop(number, None)
+            self.changed[number] = self.at
             self.ready.push(self.priorities.get(number, 0), number, 1)
 
     def on_died(
@@ -347,6 +352,7 @@ class Partition:
                 self.tries[number] = self.deliveries(number)
             self.expiries[number] = deadline
             self.expiry_timers.push(deadline, run_of(number, 1))
+            self.changed[number] = self.at
             self.ready.push(self.priorities.get(number, 0), number, 1)
 
     def on_purged(self, runs: Sequence[int]) -> None:
@@ -422,6 +428,7 @@ class Partition:
 
     def on_claim_retried(self, nonce: bytes, owner: str, number: int, due: int, error: str | None) -> None:
         self._leave(State.CLAIMED, [run_of(number, 1)])
+        self.changed[number] = self.at
         if error is not None:
             self.documents[number] = self.documents.get(number, 0) | HAS_ERROR
         if due:
@@ -447,20 +454,14 @@ class Partition:
         self, txn: str, chunk: str, first: int, count: int, deadline: int, meta: bytes | None, dropped: Sequence[int]
     ) -> None:
         """`dropped` had a name that was taken. The time that an item was given counts from now."""
+        named = self.at_hand.get(first)
         later = self.at - self._unstage(txn, chunk, first).at
         self.chunks.put_in(first, count, self.at, deadline)
         self._count("produced", count - len(dropped))
         if meta is None:
             self.ready.push(0, first, count)
             return
-        gone = set(dropped)
-        for number, record in enumerate(decode_meta(meta), first):
-            if number in gone:
-                continue
-            if record is None:
-                self.ready.push(0, number, 1)
-            else:
-                self._place(number, record, later)
+        self._place_all(first, named or Named.read(meta), later, set(dropped))
         for number in dropped:
             self._end(number, 1)
 
@@ -477,11 +478,34 @@ class Partition:
         if not chunks:
             del self.staged[txn]
         self.staged_count -= piece.count
+        self.at_hand.pop(first, None)
         return piece
 
     # ---- what the transitions share -----------------------------------------------------------------------
 
-    def _place(self, number: int, record: Record, later: int = 0) -> None:
+    def _place_all(self, first: int, named: Named, later: int = 0, gone: Collection[int] = ()) -> None:
+        """Neighbours, as they were produced, without those that are `gone`."""
+        if not gone and named.simple and (named.free or (named.distinct and not self.dedup.has_any(named.names))):
+            self._push_all(first, named.priorities or [0] * len(named.joined))
+            self.dedup.add_all(first, named.joined, named.own, single=named.names is named.joined)
+            return
+        for number, (record, names) in enumerate(zip(named.records, named.joined, strict=True), first):
+            if number in gone:
+                continue
+            if record is None:
+                self.ready.push(0, number, 1)
+            else:
+                self._place(number, record, names, later)
+
+    def _push_all(self, first: int, priorities: Sequence[int]) -> None:
+        for priority, alike in groupby(priorities):
+            count = len(list(alike))
+            if priority:
+                self.priorities.fill(first, count, priority)
+            self.ready.push(priority, first, count)
+            first += count
+
+    def _place(self, number: int, record: Record, names: bytes, later: int = 0) -> None:
         if record.priority:
             self.priorities[number] = record.priority
         if record.max_attempts >= 0:
@@ -490,7 +514,7 @@ class Partition:
             self.expiries[number] = deadline = record.expire_deadline + later
             self.expiry_timers.push(deadline, run_of(number, 1))
         if record.id is not None or record.key is not None:
-            self.dedup.add(number, record.id, record.key, record.correlation_id)
+            self.dedup.add(number, record.id, record.key, record.correlation_id, names)
         if record.source is not None and record.source.letter:
             self._count("letters", 1)
         if record.enqueue_at:
@@ -557,6 +581,7 @@ class Partition:
         for number in self.dedup.digests.within(first, count):
             self.dedup.retire(number, self.at, self.chunks.created_of(number), self.dedup_window)
         self.finished.fill(first, count, kept)
+        self.changed.fill(first, count, self.at)
         self.finish_timers.push(kept >> 1, run_of(first, count))
 
     def _drop_states(self, first: int, count: int) -> None:
@@ -568,12 +593,7 @@ class Partition:
     def _end(self, first: int, count: int, *, moved: bool = False) -> None:
         digests, documents = self.dedup.digests, self.documents
         if digests.alone or digests.pages:
-            for number in digests.within(first, count):
-                if number in self.finished:
-                    self.dedup.release(number)
-                else:
-                    created = self.chunks.created_of(number)
-                    self.dedup.end(number, self.at, created, self.dedup_window, moved=moved)
+            self._end_names(first, count, moved)
         for column in self._columns:
             if count == 1:
                 column.pop(first, None)
@@ -586,6 +606,18 @@ class Partition:
             for number, parts in documents.discard(first, count):
                 self.document_drops += document_keys(number, parts)
         self.chunk_drops += self.chunks.end(first, count)
+
+    def _end_names(self, first: int, count: int, moved: bool) -> None:
+        if count > 1 and not self.finished and not moved:
+            for _, low, high, created in self.chunks.pieces(first, count):
+                self.dedup.end_all(low, high - low, self.at, created, self.dedup_window)
+            return
+        for number in self.dedup.digests.within(first, count):
+            if number in self.finished:
+                self.dedup.release(number)
+            else:
+                created = self.chunks.created_of(number)
+                self.dedup.end(number, self.at, created, self.dedup_window, moved=moved)
 
     def _count(self, name: str, by: int) -> None:
         self.totals[name] = self.totals.get(name, 0) + by

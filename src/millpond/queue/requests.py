@@ -156,9 +156,23 @@ class Cancel(Request, eq=False):
 
 
 class GetItem(Request, eq=False):
-    """Reply: Item."""
+    """Reply: Item, once it has ended or `wait` is over."""
 
     id: str
+    wait: int = 0
+    until: int = 0
+    watch: Any = None  # that waits for it, while it does
+
+    def arrive(self, now: int, timeout: int = REQUEST_TIMEOUT_MS) -> None:
+        super().arrive(now, timeout)
+        self.until = now + self.wait
+
+
+class MakeReady(Request, eq=False):
+    """Reply: list[Result], one an id."""
+
+    changes = True
+    ids: Sequence[str]
 
 
 class ListItems(Request, eq=False):
@@ -282,7 +296,7 @@ class StageItems(Request, eq=False):
     chunk: str
     records: list[bytes | Record]
     size: int
-    named: bool = True  # whether any has an id or a key of its own
+    named: bool = True  # whether any may have an id of its own
 
 
 class PublishStage(Request, eq=False):

@@ -12,18 +12,21 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from millpond.errors import Unavailable
-from millpond.history.format import Event, Record, decode_meta, run_of, run_span, runs_of
+from millpond.history.format import Event, Record, run_of, run_span, runs_of
 from millpond.model import STAGE_TIMEOUT_MS, DeadReason, State
 from millpond.queue.backoff import backoff_ms
 from millpond.queue.decisions import Decisions, Ending
+from millpond.queue.dedup import split
 from millpond.queue.drive import Operation
 from millpond.queue.lane import NEVER, Lane
 from millpond.queue.lifecycle import bury, kept_until
-from millpond.queue.names import Held, name_taken, names_of
+from millpond.queue.named import Named
+from millpond.queue.names import Held, are_unheard, name_taken
 from millpond.queue.partition import ERROR_PART, Hold, Judgement, Partition, Piece
 from millpond.queue.state import QueueState
+from millpond.queue.tokens import read_id
 
-PUBLISH_NAMED_MAX = 20_000  # items with a key or the like in one turn: a tenth of a second; the next goes on from there
+PUBLISH_NAMED_MAX = 50_000  # items with a key or the like in one turn: a tenth of a second at worst; the next goes on
 
 Chosen = Mapping[str, int]  # the chunks of a transaction that count -> the partition of each
 
@@ -234,7 +237,7 @@ def publish_in(queue: QueueState, lane: Lane, txn: str, chosen: Chosen, now: int
         if named >= PUBLISH_NAMED_MAX:
             break
         counts = chosen.get(chunk) == lane.index
-        pieces += [(chunk, piece, _taken(queue, piece, names, now) if counts else None) for piece in of_chunk]
+        pieces += [(chunk, piece, _taken(queue, lane, piece, names, now) if counts else None) for piece in of_chunk]
         named += sum(piece.count for piece in of_chunk if counts and piece.meta is not None)
     deadline = now + queue.settings.expire_timeout_ms
     items = duplicates = 0
@@ -251,11 +254,19 @@ def publish_in(queue: QueueState, lane: Lane, txn: str, chosen: Chosen, now: int
     return Shown(items, duplicates, more=txn in lane.partition.staged)
 
 
-def _taken(queue: QueueState, piece: Piece, names: set[bytes], now: int) -> list[int]:
+def _taken(queue: QueueState, lane: Lane, piece: Piece, names: set[bytes], now: int) -> list[int]:
     """Items with a key or an id that another has; `names` gathers those of the others."""
+    if piece.meta is None:
+        return []
+    at_hand = lane.partition.at_hand
+    named = at_hand[piece.first] = at_hand.get(piece.first) or Named.read(piece.meta)
+    named.free = not named.names or _are_free(queue, named, names)
+    if named.free:
+        names.update(named.names)
+        return []
     taken: list[int] = []
-    for number, record in enumerate(decode_meta(piece.meta) if piece.meta is not None else (), piece.first):
-        mine = names_of(record) if record is not None else []
+    for number, (record, joined) in enumerate(zip(named.records, named.joined, strict=True), piece.first):
+        mine = split(joined)
         if not mine:
             continue
         assert isinstance(record, Record)
@@ -264,6 +275,13 @@ def _taken(queue: QueueState, piece: Piece, names: set[bytes], now: int) -> list
         else:
             names.update(mine)
     return taken
+
+
+def _are_free(queue: QueueState, named: Named, names: set[bytes]) -> bool:
+    """Whether it can be told at once that nobody has any of the names. An id may also be one that a queue assigns."""
+    if any(item_id is not None and read_id(queue.incarnation, item_id) is not None for _, item_id, _ in named.own):
+        return False
+    return named.distinct and names.isdisjoint(named.names) and are_unheard(queue, named.names)
 
 
 def drop_in(lane: Lane, txn: str) -> int:

@@ -7,6 +7,8 @@ may be a million of is packed as arrays, as it lies in memory: a snapshot is tak
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -49,9 +51,11 @@ class Snapshot(msgspec.Struct, array_like=True):
     claims: list[Hold] = []
     staged: dict[str, dict[str, list[Piece]]] = {}
     decisions: bytes | None = None
+    changed: Dump = (b"", b"", b"", b"")  # this and the next came later: without them it is not known when
+    granted: bytes = b""  # the instant of each of the leases, in their order
 
 
-COLUMNS = ("waiting", "tries", "priorities", "limits", "expiries", "documents", "dead", "finished")
+COLUMNS = ("waiting", "tries", "priorities", "limits", "expiries", "documents", "dead", "finished", "changed")
 _LEASE_INTS = 4  # in `leased`, of each lease: client's place, grant, deadline, fence
 _SPAN_INTS = 3  # and of each span: first, count, lease's place
 
@@ -64,6 +68,7 @@ def take_snapshot(partition: Partition) -> bytes:
     for number, move in partition.moving.items():
         moves.setdefault(id(move), []).append(number)
     moving = [(partition.moving[numbers[0]], numbers) for numbers in moves.values()]
+    leased, granted = _pack_leases(partition)
     dedup = partition.dedup
     return _encode(
         Snapshot(
@@ -73,7 +78,7 @@ def take_snapshot(partition: Partition) -> bytes:
             fence=partition.fence,
             chunks=partition.chunks.dump(),
             ready={priority: array("Q", runs).tobytes() for priority, runs in partition.ready.runs().items()},
-            leased=_pack_leases(partition),
+            leased=leased,
             **{column: getattr(partition, column).dump() for column in COLUMNS},
             cancel_asked=list(partition.cancel_asked),
             moving=[(one.target, one.redrive, one.turn, runs_of(numbers)) for one, numbers in moving],
@@ -86,6 +91,7 @@ def take_snapshot(partition: Partition) -> bytes:
             claims=list(partition.claims.values()),
             staged=partition.staged,
             decisions=partition.decisions.dump() if partition.decisions else None,
+            granted=granted,
         )
     )
 
@@ -98,7 +104,7 @@ def _restore(partition: Partition, snapshot: Snapshot) -> None:
     partition.fence = snapshot.fence
     partition.chunks = Chunks.load(snapshot.chunks)
     partition.ready = Ready.from_runs({priority: list(array("Q", runs)) for priority, runs in snapshot.ready.items()})
-    _unpack_leases(partition, snapshot.leased)
+    _unpack_leases(partition, snapshot.leased, array("q", snapshot.granted))
     for target, redrive, turn, runs in snapshot.moving:
         partition.moving.update(dict.fromkeys(numbers_of(runs), Move(target, redrive, turn)))
     same: dict[int, int] = {}
@@ -126,24 +132,26 @@ def _restore(partition: Partition, snapshot: Snapshot) -> None:
         partition.decisions.load(snapshot.decisions)
 
 
-def _pack_leases(partition: Partition) -> tuple[list[str], bytes, bytes]:
-    """The clients, the leases and the spans, each naming the one before by its place."""
+def _pack_leases(partition: Partition) -> tuple[tuple[list[str], bytes, bytes], bytes]:
+    """The clients, the leases and the spans, each naming the one before by its place; and when each lease was."""
     clients: dict[str, int] = {}
     places: dict[int, int] = {}
-    leases, spans = array("q"), array("q")
+    leases, spans, granted = array("q"), array("q"), array("q")
     for first, count, lease in partition.leased.spans():
         place = places.setdefault(id(lease), len(places))
         if place * _LEASE_INTS == len(leases):
             client = clients.setdefault(lease.client, len(clients))
             leases.extend((client, lease.grant, lease.deadline, lease.fence))
+            granted.append(lease.at)
         spans.extend((first, count, place))
-    return list(clients), leases.tobytes(), spans.tobytes()
+    return (list(clients), leases.tobytes(), spans.tobytes()), granted.tobytes()
 
 
-def _unpack_leases(partition: Partition, packed: tuple[list[str], bytes, bytes]) -> None:
+def _unpack_leases(partition: Partition, packed: tuple[list[str], bytes, bytes], granted: Sequence[int]) -> None:
     clients, ints, spans = packed[0], array("q", packed[1]), array("q", packed[2])
     columns = (ints[column::_LEASE_INTS] for column in range(_LEASE_INTS))
-    leases = [Lease(clients[client], *rest) for client, *rest in zip(*columns, strict=True)]
+    fields = zip_longest(*columns, granted, fillvalue=0)
+    leases = [Lease(clients[client], *rest) for client, *rest in fields]
     for first, count, place in zip(*(spans[column::_SPAN_INTS] for column in range(_SPAN_INTS)), strict=True):
         partition.leased.add(first, count, leases[place])
 

@@ -40,9 +40,8 @@ def _stage(queue: QueueState, request: StageItems) -> Operation:
 def _check_ids(queue: QueueState, request: StageItems) -> None:
     if not request.named:
         return
-    for record in request.records:
-        own = record.id if isinstance(record, Record) else None
-        if own is not None and read_id(queue.incarnation, own) is not None:
+    for own in [record.id for record in request.records if isinstance(record, Record) and record.id is not None]:
+        if read_id(queue.incarnation, own) is not None:
             raise InvalidRequest(f"id {own!r} has the form of the ids that this queue assigns; choose another")
 
 

@@ -10,7 +10,7 @@ from millpond.errors import MillpondError, OutcomeUnknown, Unavailable
 from millpond.model import QueueDefinition, QueueSettings
 from millpond.queue.lane import NEVER, Lane
 from millpond.queue.rates import RateMeter
-from millpond.queue.requests import Arrive, Forget, Produce, Request
+from millpond.queue.requests import Arrive, Forget, Lease, Produce, Request
 from millpond.queue.tokens import TokenReader
 from millpond.queue.waiters import Waiters
 
@@ -22,6 +22,19 @@ class Reader(Protocol):
     until: int
 
     def resume(self, value: None) -> None: ...
+
+    def stop(self, error: MillpondError) -> None: ...
+
+
+class Watcher(Protocol):
+    """An operation that waits for an item to end."""
+
+    @property
+    def until(self) -> int: ...
+
+    order: int
+
+    def resume(self, item: None) -> None: ...
 
     def stop(self, error: MillpondError) -> None: ...
 
@@ -48,7 +61,8 @@ class QueueState:
         self.reader = TokenReader(definition.incarnation)
         self.opened_at = now
         self.rates = RateMeter()
-        self.waiters = Waiters()
+        self.waiters: Waiters[Lease] = Waiters()
+        self.watches: Waiters[Watcher] = Waiters()  # who waits for an item to end
         self.produces: list[Produce] = []
         self.arrives: list[Arrive] = []
         self.outbox: list[Arrive | Forget] = []  # for other queues

@@ -1,60 +1,76 @@
-"""Leases that wait for items: first come, first served, shared one item at a time."""
+"""Who waits: first come, first served. Leases share arriving items one at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count, islice
+from typing import Generic, Protocol, TypeVar
 
-from millpond.queue.requests import Lease
+STALE_SLACK = 1_024  # timers of those who wait no more, beyond as many as do: what is left behind must not pile up
 
 
-class Waiters:
-    """The parked leases in the order of their arrival. One that was answered or has gone is passed over."""
+class Waiter(Protocol):
+    """`until` when it waits; its place among the others is its `order`."""
+
+    @property
+    def until(self) -> int: ...
+
+    order: int
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class Waiters(Generic[W]):
+    """Those who are parked, in the order of their arrival. One that was answered or has gone is passed over."""
 
     __slots__ = ("_order", "_parked", "_timers")
 
     def __init__(self) -> None:
-        self._parked: dict[int, Lease] = {}
+        self._parked: dict[int, W] = {}
         self._timers: list[tuple[int, int]] = []
         self._order = count()
 
-    def park(self, lease: Lease) -> None:
-        lease.order = next(self._order)
-        self._parked[lease.order] = lease
-        heappush(self._timers, (lease.until, lease.order))
+    def park(self, waiter: W) -> None:
+        waiter.order = next(self._order)
+        self._parked[waiter.order] = waiter
+        heappush(self._timers, (waiter.until, waiter.order))
+        if len(self._timers) > 2 * len(self._parked) + STALE_SLACK:
+            self._timers = [timer for timer in self._timers if timer[1] in self._parked]
+            heapify(self._timers)
 
-    def park_again(self, lease: Lease) -> None:
+    def park_again(self, waiter: W) -> None:
         """Back to its old place: its items were lost with a failed commit."""
-        self._parked[lease.order] = lease
+        self._parked[waiter.order] = waiter
         self._parked = dict(sorted(self._parked.items()))
-        heappush(self._timers, (lease.until, lease.order))
+        heappush(self._timers, (waiter.until, waiter.order))
 
-    def withdraw(self, lease: Lease) -> bool:
-        return self._parked.pop(lease.order, None) is not None
+    def withdraw(self, waiter: W) -> bool:
+        return self._parked.pop(waiter.order, None) is not None
 
-    def first(self, limit: int) -> list[Lease]:
-        """The `limit` leases that have waited longest."""
+    def first(self, limit: int) -> list[W]:
+        """The `limit` waiters that have waited longest."""
         return list(islice(self._parked.values(), limit))
 
     def remove_first(self, number: int) -> None:
         for order in list(islice(self._parked, number)):
             del self._parked[order]
 
-    def pop_due(self, now: int) -> list[Lease]:
-        """Leases whose wait is over."""
-        due: list[Lease] = []
+    def pop_due(self, now: int) -> list[W]:
+        """Those whose wait is over."""
+        due: list[W] = []
         while self._timers and self._timers[0][0] <= now:
-            lease = self._parked.pop(heappop(self._timers)[1], None)
-            if lease is not None:
-                due.append(lease)
+            waiter = self._parked.pop(heappop(self._timers)[1], None)
+            if waiter is not None:
+                due.append(waiter)
         return due
 
-    def pop_all(self) -> list[Lease]:
-        leases = list(self._parked.values())
+    def pop_all(self) -> list[W]:
+        waiters = list(self._parked.values())
         self._parked.clear()
         self._timers.clear()
-        return leases
+        return waiters
 
     def next_at(self) -> int | None:
         while self._timers and self._timers[0][1] not in self._parked:

@@ -74,7 +74,7 @@ def registry_check(*, failed: bool, full: bool, stalled: bool) -> Check:
     if not failed:
         return OK
     if full:
-        return Check(status="warning", detail="the disk is full, so no queue can be created, changed or woken")
+        return Check(status="warning", detail="the disk is full, so no queue can be created or changed")
     return _failed("the registry of queues cannot be read or written; see the log and check the disk")
 
 

@@ -12,14 +12,15 @@ import logging
 import math
 import re
 import secrets
-import threading
-from collections.abc import Callable, Coroutine, Mapping
-from queue import SimpleQueue
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any, TypeVar
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
+from millpond.api import caller
 from millpond.clock import Clock
 from millpond.errors import (
     Closed,
@@ -34,6 +35,7 @@ from millpond.errors import (
 )
 from millpond.meters import EngineMeter, EngineReading
 from millpond.model import (
+    AuditEntry,
     Health,
     PartitionDefinition,
     PartitionStats,
@@ -41,6 +43,8 @@ from millpond.model import (
     QueueSettings,
     QueueStats,
     State,
+    StoreSettings,
+    to_datetime,
 )
 from millpond.queue.bodies import Bodies, Budget
 from millpond.queue.lane import Lane, Status, meta_lane
@@ -49,9 +53,11 @@ from millpond.queue.operations import partition_stats
 from millpond.queue.readings import STALL_MS
 from millpond.queue.requests import Arrive, Forget, GetStats
 from millpond.queue.runner import Runner
+from millpond.service.call_thread import CallThread
 from millpond.service.health import liveness, readiness, registry_check
+from millpond.service.places import Places, let_go
 from millpond.service.readings import EngineReader
-from millpond.store.base import META_PARTITION, Registry, StoreFailed, StoreFull, Stores
+from millpond.store.base import DEFAULT, META_PARTITION, Registry, StoreFailed, StoreFull, Stores
 
 log = logging.getLogger("millpond.service")
 IDLE_MS = 30_000  # unused for so long, a queue is unloaded
@@ -68,64 +74,18 @@ _KEEPS_QUEUE = (State.READY, State.SCHEDULED, State.RETRYING, State.LEASED, Stat
 T = TypeVar("T")
 
 
-class RegistryThread:
-    """Calls the registry, one call after the other. No executor: those take no work once the main thread has ended."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="millpond-registry", daemon=True)
-        self._thread.start()
-
-    async def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def work() -> None:
-            try:
-                value = call(*arguments)
-            except Exception as error:
-                loop.call_soon_threadsafe(_fail, future, error)
-            else:
-                loop.call_soon_threadsafe(_fulfil, future, value)
-
-        self._calls.put(work)
-        return await future
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        self._calls.put(None)
-        self._thread.join()
-
-    def _work(self) -> None:
-        while (work := self._calls.get()) is not None:
-            work()
-
-
-def _fulfil(future: asyncio.Future[T], value: T) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
-
-
 class QueuesManager:
     def __init__(
         self,
         registry: Registry,
-        stores: Mapping[str, Stores],
+        stores: Mapping[str, Stores] | Places,
         clock: Clock,
         rng: Random,
         partitions_max: float = math.inf,
     ) -> None:
         """With `partitions_max` loaded, idle queues make room for others; only if all are busy there are more."""
         self._registry = registry
-        self._stores = stores
+        self._places = stores if isinstance(stores, Places) else Places(stores)
         self._clock = clock
         self._rng = rng
         self._partitions_max = partitions_max
@@ -139,13 +99,13 @@ class QueuesManager:
         self._lines: dict[tuple[str, str], asyncio.Task[None]] = {}  # the last message from one queue to another
         self._changes = asyncio.Lock()  # one change to the registry at a time
         self._waking = asyncio.Semaphore(WAKES_MAX)
-        self._registry_thread: RegistryThread | None = None
+        self._registry_thread: CallThread | None = None
         self._registry_asked: dict[object, int] = {}  # when each call that is under way was made
         self._registry_error: MillpondError | None = None  # of the last call
         self._registry_tried_at = 0
         self._sweeper: asyncio.TimerHandle | None = None
         self._open = False
-        self._meter = EngineMeter(stores)
+        self._meter = EngineMeter(self._places.names)
         self._reader = EngineReader(self._runners, self._meter)
 
     # ---- opening and closing ------------------------------------------------------------------------------
@@ -153,7 +113,7 @@ class QueuesManager:
     async def open(self) -> None:
         if self._registry_thread is not None:
             raise Conflict("the engine is open already; close it first")
-        self._registry_thread = RegistryThread()
+        self._registry_thread = CallThread("millpond-registry")
         try:
             definitions = await self._in_registry(self._registry.load)
             self._definitions = {one.name: one for one in definitions}
@@ -163,6 +123,9 @@ class QueuesManager:
             await self._let_go()
             raise
         self._open = True
+        for name in self._places.names:
+            if name != DEFAULT:
+                self._spawn(self._remove_gone(name))
         for definition in definitions:
             if definition.dirty:
                 self._spawn(self._wake(definition.name))
@@ -171,16 +134,28 @@ class QueuesManager:
 
     def _remove_orphans(self) -> None:
         """What a delete that was cut short has left. Anything that is not named like a queue of ours stays."""
-        for stores in self._stores.values():
-            for incarnation in stores.incarnations():
-                if incarnation not in self._names and _INCARNATION.fullmatch(incarnation):
-                    self._destroy(stores, incarnation)
+        stores = self._places[DEFAULT]
+        for incarnation in stores.incarnations():
+            if incarnation not in self._names and _INCARNATION.fullmatch(incarnation):
+                _destroy(stores, incarnation)
 
-    def _destroy(self, stores: Stores, incarnation: str) -> None:
+    async def _remove_gone(self, name: str) -> None:
+        """The same in a store that others may use too: there, only what the registry knows to have been deleted.
+
+        One that is away is no reason not to open; its partitions say so when they are asked for.
+        """
+        stores = self._places[name]
         try:
-            stores.destroy(incarnation)
-        except OSError as error:
-            log.warning("files of the deleted queue %s stay until the next open: %s", incarnation, error)
+            found = await self._places.call(name, stores.incarnations)
+            gone = await self._in_registry(self._registry.gone, [one for one in found if one not in self._names])
+        except (StoreFailed, OSError, MillpondError) as error:
+            if name in self._used_stores():
+                log.warning("store %s is away; its partitions are tried again all the time: %s", name, error)
+            else:  # most likely it is new, and made with the first queue that is placed there
+                log.info("store %s is not there: %s", name, error)
+            return
+        for incarnation in gone:
+            await self._places.call(name, _destroy, stores, incarnation)
 
     async def close(self) -> None:
         """All that is under way is carried through; twice is once."""
@@ -207,6 +182,7 @@ class QueuesManager:
         assert self._registry_thread is not None
         self._registry_thread.stop()
         self._registry_thread = None
+        self._places.close()
 
     def _check_open(self) -> None:
         if not self._open:
@@ -297,21 +273,30 @@ class QueuesManager:
         return await asyncio.shield(self._spawn(change))
 
     async def _create(self, name: str, settings: QueueSettings, partitions: int) -> QueueDefinition:
+        """A store that takes long to say that it is there holds up nobody else."""
+        self._check_open()
+        stores = self._places.place(partitions)
+        for store in dict.fromkeys(stores):
+            await self._places.prepare(store, self._places[store], unused=store not in self._used_stores())
         async with self._changes:
             self._check_open()
             if name in self._definitions:
                 raise QueueExists(f"queue {name!r} exists already; update it or choose another name", queue=name)
             self._check_dead_queue(name, settings.dead_queue)
+            if not set(stores) <= set(self._places.names):
+                raise Unavailable("the stores have changed meanwhile; try again")
             now = self._clock.now()
             definition = QueueDefinition(
                 name=name,
                 incarnation=self._new_incarnation(),
                 settings=settings,
-                partitions=tuple(PartitionDefinition(partition=index) for index in range(partitions)),
+                partitions=tuple(PartitionDefinition(partition=no, store=store) for no, store in enumerate(stores)),
                 created_at=now,
                 updated_at=now,
             )
-            await self._put(definition)
+            detail = {"incarnation": definition.incarnation, "partitions": dict(Counter(stores))}
+            detail |= _differences(QueueSettings(), settings)
+            await self._put(definition, [self._entry("create", name, detail)])
             return definition
 
     async def _update(self, name: str, changes: Mapping[str, Any], paused: bool | None) -> QueueDefinition:
@@ -321,13 +306,15 @@ class QueuesManager:
             settings = _changed(definition.settings, changes)
             if "dead_queue" in changes:
                 self._check_dead_queue(name, settings.dead_queue)
+            action = "update" if paused is None else "pause" if paused else "resume"
             await self._put(
                 replace(
                     definition,
                     settings=settings,
                     paused=definition.paused if paused is None else paused,
                     updated_at=self._clock.now(),
-                )
+                ),
+                [self._entry(action, name, _differences(definition.settings, settings))],
             )
             if name in self._runners:
                 self._runners[name].configure(self._definitions[name])
@@ -339,9 +326,18 @@ class QueuesManager:
                 await self.known(name)
             async with self._changes:
                 if force or name in self._runners:  # else it had to make room while this waited for its turn
-                    return await self._remove(name, force)
+                    definition = await self._remove(name, force)
+                else:
+                    continue
+            return await self._destroy_stored(definition)
 
-    async def _remove(self, name: str, force: bool) -> None:
+    async def _destroy_stored(self, definition: QueueDefinition) -> None:
+        """What cannot be reached now goes with the next open: the registry knows that the queue has gone."""
+        await self._in_registry(_destroy, self._places[DEFAULT], definition.incarnation)
+        for store in {one.store for one in definition.partitions} - {DEFAULT}:
+            await self._places.call(store, _destroy, self._places[store], definition.incarnation)
+
+    async def _remove(self, name: str, force: bool) -> QueueDefinition:
         self._check_open()
         definition = self.definition(name)
         if users := sorted(n for n, one in self._definitions.items() if one.settings.dead_queue == name):
@@ -349,13 +345,14 @@ class QueuesManager:
         if not force:
             self._check_empty(name)
         await self._unload([name], deleting=True)
-        await self._in_registry(self._registry.remove, name)
+        detail = {"incarnation": definition.incarnation, "force": force}
+        entries = [self._entry("delete", name, detail)]
+        await self._in_registry(self._registry.remove, name, definition.incarnation, entries)
         self._reader.deleted(definition.incarnation)
         del self._definitions[name]
         del self._names[definition.incarnation]
         self._drop_alarm(name)
-        for store in {partition.store for partition in definition.partitions}:
-            await self._in_registry(self._destroy, self._stores[store], definition.incarnation)
+        return definition
 
     def _check_empty(self, name: str) -> None:
         """Looks at memory: what comes in from here on finds the queue closed."""
@@ -390,9 +387,9 @@ class QueuesManager:
             if incarnation not in self._names:
                 return incarnation
 
-    async def _put(self, definition: QueueDefinition) -> None:
+    async def _put(self, definition: QueueDefinition, entries: Sequence[AuditEntry] = ()) -> None:
         """Written, then believed."""
-        await self._in_registry(self._registry.put, [definition])
+        await self._in_registry(self._registry.put, [definition], *([entries] if entries else []))
         self._definitions[definition.name] = definition
         self._names[definition.incarnation] = definition.name
 
@@ -417,6 +414,89 @@ class QueuesManager:
         self._registry_error = error
         self._meter.registry_failures += 1
         return error
+
+    # ---- stores and the audit log ---------------------------------------------------------------------------
+
+    async def change_stores(self, settings: Sequence[StoreSettings]) -> list[str]:
+        """To these, as checked; tells what has changed. Refused as a whole if a part of it cannot be.
+
+        So is a new one that cannot be reached: whoever has just written it down wants to know.
+        """
+        return await self._whole(self._change_stores(settings))
+
+    async def _change_stores(self, settings: Sequence[StoreSettings]) -> list[str]:
+        self._check_open()
+        self._check_stores(settings)
+        made = self._places.make(settings)
+        try:
+            for name, stores in made.items():
+                await self._places.prepare(name, stores, unused=name not in self._used_stores())
+            return await self._use_stores(settings, made)
+        except BaseException:
+            for stores in made.values():
+                let_go(stores)
+            raise
+
+    async def _use_stores(self, settings: Sequence[StoreSettings], made: Mapping[str, Stores]) -> list[str]:
+        async with self._changes:
+            self._check_open()
+            self._check_stores(settings)
+            used = self._used_stores()
+            before = {name: self._places.affinity(name) for name in self._places.names}
+            told = self._places.change(settings, made)
+            for name in self._places.names:
+                self._meter.know(name)
+            entries = [
+                self._entry("store", queue, {"store": name, "affinity": self._places.affinity(name)})
+                for name in self._places.names
+                if before.get(name) != self._places.affinity(name)
+                for queue in used.get(name, ())
+            ]
+            if entries:
+                await self._note(entries)
+            return told
+
+    def _check_stores(self, settings: Sequence[StoreSettings]) -> None:
+        if refused := self._places.refusals(settings, self._used_stores()):
+            raise Conflict("; ".join(refused), problems=refused)
+
+    def _used_stores(self) -> dict[str, list[str]]:
+        """The queues that have partitions in each store."""
+        used: dict[str, list[str]] = {}
+        for name, definition in self._definitions.items():
+            for store in {one.store for one in definition.partitions}:
+                used.setdefault(store, []).append(name)
+        return used
+
+    async def audit(self, name: str, before: int | None, limit: int) -> tuple[list[AuditEntry], str | None]:
+        """The newest first, also of a queue that was deleted."""
+        return await self._whole(self._audit(name, before, limit))
+
+    async def _audit(self, name: str, before: int | None, limit: int) -> tuple[list[AuditEntry], str | None]:
+        self._check_open()
+        rows = await self._in_registry(self._registry.audit, name, before, limit + 1)
+        if not rows and (before is None or not await self._in_registry(self._registry.audit, name, None, 1)):
+            self.definition(name)
+        return [entry for _, entry in rows[:limit]], str(rows[limit - 1][0]) if len(rows) > limit else None
+
+    async def note(self, name: str, action: str, detail: dict[str, Any], error: str | None = None) -> None:
+        """Into the audit log, whatever becomes of the caller. For what does not change the registry itself.
+
+        Not while the engine closes: what was begun is in the log, and the end of it is not known.
+        """
+        if self._open:
+            await self._whole(self._note([self._entry(action, name, detail, error)]))
+
+    async def _note(self, entries: list[AuditEntry]) -> None:
+        """A registry that fails is no reason to refuse: on a full disk, clearing makes room."""
+        try:
+            await self._in_registry(self._registry.put, [], entries)
+        except MillpondError as error:
+            log.warning("%s of %s is not in the audit log: %s", entries[0].action, entries[0].queue, error)
+
+    def _entry(self, action: str, name: str, detail: dict[str, Any], error: str | None = None) -> AuditEntry:
+        at = to_datetime(self._clock.now())
+        return AuditEntry(at=at, who=caller.get(), action=action, queue=name, detail=detail, error=error)
 
     # ---- watching -----------------------------------------------------------------------------------------
 
@@ -481,19 +561,41 @@ class QueuesManager:
             definition = self.definition(name)
             await self._make_room(len(definition.partitions))
             if not definition.dirty:
-                definition = replace(definition, dirty=True)
-                await self._put(definition)
+                definition = await self._marked(definition)
             self._start(definition)
+
+    async def _marked(self, definition: QueueDefinition) -> QueueDefinition:
+        """As dirty, if there is room to write it down; else the sweeper tries again.
+
+        A full disk must not keep anybody from a queue: room is made by completing and cancelling. If the process dies
+        before the mark is written, the queue sleeps until it is asked for, or until its last known wake.
+        """
+        marked = replace(definition, dirty=True)
+        try:
+            await self._put(marked)
+        except DiskFull as error:
+            log.debug("queue %s is awake without a mark: %s", definition.name, error)
+            return definition
+        return marked
+
+    async def _mark_again(self, name: str) -> None:
+        async with self._changes:
+            if name in self._runners and not self._definitions[name].dirty:
+                try:
+                    await self._marked(self._definitions[name])
+                except MillpondError as error:
+                    log.warning("%s", error)
 
     def _start(self, definition: QueueDefinition) -> None:
         self._drop_alarm(definition.name)
         durability = definition.settings.durability
         lanes = []
         for one in definition.partitions:
-            store = self._stores[one.store].open(definition.incarnation, one.partition, durability)
+            self._meter.know(one.store)
+            store = self._places[one.store].open(definition.incarnation, one.partition, durability)
             lanes.append(Lane(one, store, Bodies(self._budget)))
-        stores = self._stores[definition.partitions[0].store]
-        meta = meta_lane(definition, stores.open(definition.incarnation, META_PARTITION, durability), self._budget)
+        stored = self._places[DEFAULT].open(definition.incarnation, META_PARTITION, durability)
+        meta = meta_lane(stored, self._budget)
         rng = Random(self._rng.random())
         queue = LogicalQueue(definition, lanes, meta, rng, self._definitions.__contains__, self._clock.now())
         seen = self._reader.totals_seen(definition.incarnation)
@@ -540,20 +642,23 @@ class QueuesManager:
             if clean:
                 runner.queue.shed_stale_timers()
                 wake = runner.queue.sleeping_until()
+            runner.queue.deleting = deleting
             await runner.close()
             del self._runners[name]
             self._reader.unloaded(name, runner)
             if clean:
                 asleep.append(replace(self._definitions[name], dirty=False, next_wake=wake or 0))
-        if not asleep:
-            return
+            elif not deleting:
+                asleep.append(replace(self._definitions[name], dirty=True))
+        changed = [one for one in asleep if one != self._definitions[one.name]]
         try:
-            await self._in_registry(self._registry.put, asleep)
-            self._definitions.update((definition.name, definition) for definition in asleep)
+            if changed:
+                await self._in_registry(self._registry.put, changed)
+                self._definitions.update((definition.name, definition) for definition in changed)
         except MillpondError as error:
             log.warning("%s", error)
         for definition in asleep:
-            if definition.next_wake and self._open:
+            if definition.next_wake and self._open and not definition.dirty:
                 self._set_alarm(definition.name, definition.next_wake)
 
     async def _unload_idle(self, name: str) -> None:
@@ -582,6 +687,8 @@ class QueuesManager:
             self._settle(name, self._unload_idle(name))
         now = self._clock.now()
         for name, runner in self._runners.items():
+            if not self._definitions[name].dirty:
+                self._spawn(self._mark_again(name))
             if name not in self._settling and runner.queue.idle and now - runner.last_used > IDLE_MS:
                 until = runner.queue.sleeping_until()
                 if until is None or until - now > IDLE_MS:
@@ -637,6 +744,19 @@ class QueuesManager:
             sender.settle(request)
         else:
             runner.accept(request, sender.settle)
+
+
+def _destroy(stores: Stores, incarnation: str) -> None:
+    try:
+        stores.destroy(incarnation)
+    except (OSError, StoreFailed) as error:
+        log.warning("what the deleted queue %s has stored stays until the next open: %s", incarnation, error)
+
+
+def _differences(old: QueueSettings, new: QueueSettings) -> dict[str, Any]:
+    """What has changed, as it is now."""
+    before, after = to_builtins(old), to_builtins(new)
+    return {field: value for field, value in after.items() if value != before[field]}
 
 
 def _changed(settings: QueueSettings, changes: Mapping[str, Any]) -> QueueSettings:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
 
 from millpond.clock import Clock
 from millpond.errors import InvalidRequest, LeaseLost, MillpondError
 from millpond.model import (
     CLAIM_PAGE_MAX,
     CLEAR_STATES,
-    STAGE_ITEMS_MAX,
+    AuditPage,
     Batch,
     Claim,
     ClaimEnded,
@@ -58,6 +59,7 @@ from millpond.queue.requests import (
     Lease,
     ListClaims,
     ListItems,
+    MakeReady,
     OpenConsumer,
     Produce,
     PublishStage,
@@ -70,7 +72,7 @@ from millpond.queue.requests import (
     WriteState,
 )
 from millpond.queue.tokens import lease_incarnation
-from millpond.service import validate, validate_claims
+from millpond.service import validate, validate_claims, validate_columns
 from millpond.service.manager import QueuesManager
 
 T = TypeVar("T")
@@ -167,6 +169,10 @@ class Service:
     async def stats(self, queue: str) -> QueueStats:
         return await self._manager.stats(validate.queue_name(queue))
 
+    async def audit(self, queue: str, *, after: str | None = None, limit: int = 100) -> AuditPage:
+        before = validate.audit_cursor(after)
+        return AuditPage(*await self._manager.audit(validate.queue_name(queue), before, validate.list_limit(limit)))
+
     # ---- items --------------------------------------------------------------------------------------------
 
     async def produce(
@@ -235,8 +241,14 @@ class Service:
         results: Sequence[Result] = await self._ask(queue, request)
         return results
 
+    async def make_ready(self, queue: str, ids: Sequence[str]) -> Sequence[Result]:
+        results: Sequence[Result] = await self._ask(queue, MakeReady(validate.ids(ids)))
+        return results
+
     async def clear(self, queue: str, states: Sequence[str] = CLEAR_STATES) -> dict[str, int]:
-        removed: dict[str, int] = await self._ask(queue, Clear(validate.states(states)))
+        request = Clear(validate.states(states))
+        asked = {"states": [str(state) for state in request.states]}
+        removed: dict[str, int] = await self._audited(queue, "clear", asked, request, lambda done: {"removed": done})
         return removed
 
     async def redrive(
@@ -254,11 +266,13 @@ class Service:
             validate.rate(rate),
             validate.boolean(dry_run, "dry_run"),
         )
-        redriven: Redriven = await self._ask(queue, request)
+        if request.dry_run:
+            return await self._ask(queue, request)  # type: ignore[no-any-return]
+        redriven: Redriven = await self._audited(queue, "redrive", _redrive_detail(request), request, _redriven_detail)
         return redriven
 
-    async def get_item(self, queue: str, id: str) -> Item:
-        item: Item = await self._ask(queue, GetItem(validate.string(id, "id")))
+    async def get_item(self, queue: str, id: str, *, wait: Duration = 0) -> Item:
+        item: Item = await self._ask(queue, GetItem(validate.string(id, "id"), validate.wait_ms(wait)))
         return item
 
     async def list_items(
@@ -341,7 +355,14 @@ class Service:
 
     async def _end_claim(self, queue: str, claim_id: str, completed: bool, epoch: int | None) -> ClaimEnded:
         checked = validate_claims.name(claim_id, "claim_id")
-        ended: ClaimEnded = await self._ask(queue, EndClaim(checked, completed, validate_claims.epoch(epoch)))
+        request = EndClaim(checked, completed, validate_claims.epoch(epoch))
+        ended: ClaimEnded
+        if completed:
+            ended = await self._ask(queue, request)
+        else:  # by its reader, or by somebody who tidies up: the log says who
+            ended = await self._audited(
+                queue, "claim.release", {"claim_id": checked}, request, lambda done: {"items": done.items}
+            )
         return ended
 
     async def list_claims(self, queue: str) -> Sequence[Claim]:
@@ -352,7 +373,7 @@ class Service:
 
     async def stage(self, queue: str, txn: str, chunk: str, items: Items) -> Staged:
         named = validate_claims.name(txn, "txn"), validate_claims.name(chunk, "chunk")
-        records, size, own = validate.new_items(items, self._clock.now, STAGE_ITEMS_MAX, repeats=True)
+        records, size, own = validate_columns.staged_items(items, self._clock.now)
         staged: Staged = await self._ask(queue, StageItems(*named, records, size, own))
         return staged
 
@@ -391,6 +412,21 @@ class Service:
         except asyncio.CancelledError:
             runner.withdraw(request)
             raise
+
+    async def _audited(
+        self, queue: str, action: str, detail: dict[str, Any], request: Request, told: Callable[[Any], dict[str, Any]]
+    ) -> Any:
+        """Into the audit log before it is begun, and how it went: of one that a crash cut short, that it was begun."""
+        await self._manager.runner(validate.queue_name(queue))
+        await self._manager.note(queue, action, detail)
+        try:
+            done = await self._ask(queue, request)
+        except (MillpondError, asyncio.CancelledError) as error:
+            why = error.message if isinstance(error, MillpondError) else "whoever asked for it has gone"
+            await self._manager.note(queue, f"{action} failed", {}, why)
+            raise
+        await self._manager.note(queue, f"{action} done", told(done))
+        return done
 
     async def _ask_holders(
         self,
@@ -468,6 +504,19 @@ def produce_request(items: Items, on_conflict: OnConflict, request_id: str | Non
     checked = validate.request_id(request_id)
     name = None if checked is None else request_digest(checked)
     return Produce(records, size, conflict, name, named)
+
+
+def _redrive_detail(request: Redrive) -> dict[str, Any]:
+    wanted = {name: value for name, value in asdict(request.filter).items() if value is not None}
+    return (
+        ({} if request.ids is None else {"ids": len(request.ids)})
+        | ({"filter": wanted} if wanted else {})
+        | ({} if request.rate is None else {"rate": request.rate})
+    )
+
+
+def _redriven_detail(done: Redriven) -> dict[str, Any]:
+    return {"matched": done.matched, "moved": done.moved, "errors": len(done.errors)}
 
 
 def lease_request(batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str) -> Lease:

@@ -31,6 +31,7 @@ from millpond.model import (
     PRODUCE_BATCH_MAX,
     PRODUCE_BYTES_MAX,
     QUEUE_NAME_MAX,
+    QUEUE_NAME_PATTERN,
     STATE_DOC_BYTES_MAX,
     STATE_DOC_DEPTH_MAX,
     STRING_MAX,
@@ -48,7 +49,7 @@ from millpond.model import (
 )
 from millpond.queue.requests import RetryItem
 
-_NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
+_NAME = re.compile(QUEUE_NAME_PATTERN)
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CORRELATION = re.compile(r"[\x20-\x7e]{1,128}")
 
@@ -61,7 +62,7 @@ def queue_name(value: Any) -> str:
     shown = value if len(value) <= 60 else value[:57] + "..."
     if len(value) > QUEUE_NAME_MAX:
         raise InvalidRequest(f"queue name {shown!r} has {len(value)} characters; use at most {QUEUE_NAME_MAX}")
-    if not _NAME.fullmatch(value) or any(part in (".", "..") for part in value.split("/")):
+    if not _NAME.fullmatch(value):
         raise InvalidRequest(
             f"{shown!r} is not a queue name; use parts of letters, digits, '.', '_' and '-' joined by '/', none of"
             " them '.' or '..'"
@@ -417,6 +418,14 @@ def cursor(value: Any) -> tuple[int, int]:
     if match is None:
         raise InvalidRequest(f"after is {shown(value)}, which is no cursor; use the `next` of the page before")
     return int(match[1]), int(match[2])
+
+
+def audit_cursor(value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9]{1,15}", value):
+        raise InvalidRequest(f"after is {shown(value)}, which is no cursor; use the `next` of the page before")
+    return int(value)
 
 
 def redrive_filter(value: Any) -> RedriveFilter:

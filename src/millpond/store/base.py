@@ -15,8 +15,10 @@ from typing import Protocol
 
 import msgspec
 
-from millpond.model import QueueDefinition
+from millpond.model import AuditEntry, QueueDefinition
 
+DRIVERS = ("sqlite", "postgres", "memory")  # see drivers.py, which imports them
+DEFAULT = "default"  # the store of the data directory itself, which has the registry and the decisions too
 META_PARTITION = -1  # where a queue keeps what it decides over all its partitions: a store like theirs, without items
 
 
@@ -129,15 +131,25 @@ class Store(Protocol):
 
 
 class Registry(Protocol):
-    """The queues that exist. Small: a row a queue."""
+    """The queues that exist, a row each; and all that was done to them by hand, a row each, for ever."""
 
     def load(self) -> list[QueueDefinition]: ...
 
-    def put(self, definitions: Sequence[QueueDefinition]) -> None:
-        """Write these rows in one durable commit."""
+    def put(self, definitions: Sequence[QueueDefinition], entries: Sequence[AuditEntry] = ()) -> None:
+        """Write these rows, and add these entries, in one durable commit."""
         ...
 
-    def remove(self, name: str) -> None: ...
+    def remove(self, name: str, incarnation: str = "", entries: Sequence[AuditEntry] = ()) -> None:
+        """Forget the queue, and remember that this incarnation has gone. In one durable commit."""
+        ...
+
+    def gone(self, incarnations: Sequence[str]) -> list[str]:
+        """Those of them that were removed."""
+        ...
+
+    def audit(self, queue: str, before: int | None, limit: int) -> list[tuple[int, AuditEntry]]:
+        """Entries of a name with their numbers, the newest first; `before`: those with lower numbers."""
+        ...
 
     def close(self) -> None: ...
 

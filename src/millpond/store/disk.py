@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 FILES_A_PARTITION = 3  # its file twice, and the log
+PRIVATE, PRIVATE_FILE = 0o700, 0o600  # modes: whoever can read the files can read every payload
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
@@ -44,11 +45,20 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_directory(path: Path) -> None:
+def make_directory(path: Path, mode: int = 0o777) -> None:
+    """With what is missing above it, of the same mode; the umask counts."""
     if not path.is_dir():
-        make_directory(path.parent)
-        path.mkdir(exist_ok=True)
+        make_directory(path.parent, mode)
+        path.mkdir(mode, exist_ok=True)
         sync_directory(path.parent)
+
+
+def make_private_file(path: Path) -> None:
+    """For whoever opens it next, who would let others read it. One that is there stays as it is."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
+    except FileExistsError:
+        pass
 
 
 def bytes_of(path: Path) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from millpond.model import QueueDefinition
+from millpond.model import AuditEntry, QueueDefinition
 from millpond.store.base import Chunk, JournalRow, Recovered, Store, StoreFailed, StoreFull, Trim, Turn
 
 TRIM_ROWS_MAX = 2000  # as in the other stores, so that tests meet it
@@ -205,15 +205,28 @@ class MemoryStores:
 class MemoryRegistry:
     def __init__(self) -> None:
         self._definitions: dict[str, QueueDefinition] = {}
+        self._entries: list[AuditEntry] = []
+        self._gone: set[str] = set()
 
     def load(self) -> list[QueueDefinition]:
         return [self._definitions[name] for name in sorted(self._definitions)]
 
-    def put(self, definitions: Sequence[QueueDefinition]) -> None:
+    def put(self, definitions: Sequence[QueueDefinition], entries: Sequence[AuditEntry] = ()) -> None:
         self._definitions.update((one.name, one) for one in definitions)
+        self._entries += entries
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, incarnation: str = "", entries: Sequence[AuditEntry] = ()) -> None:
         self._definitions.pop(name, None)
+        if incarnation:
+            self._gone.add(incarnation)
+        self._entries += entries
+
+    def gone(self, incarnations: Sequence[str]) -> list[str]:
+        return [one for one in incarnations if one in self._gone]
+
+    def audit(self, queue: str, before: int | None, limit: int) -> list[tuple[int, AuditEntry]]:
+        numbered = list(enumerate(self._entries, 1))[: None if before is None else max(before - 1, 0)]
+        return [(number, entry) for number, entry in reversed(numbered) if entry.queue == queue][:limit]
 
     def close(self) -> None:
         pass

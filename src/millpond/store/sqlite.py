@@ -19,9 +19,18 @@ from typing import Any
 import apsw
 import msgspec
 
-from millpond.model import QueueDefinition
+from millpond.model import AuditEntry, QueueDefinition
 from millpond.store.base import META_PARTITION, JournalRow, Recovered, Store, StoreFailed, StoreFull, Turn
-from millpond.store.disk import NO_FILES, Reserve, bytes_of, make_directory, out_of_files, sync_directory
+from millpond.store.disk import (
+    NO_FILES,
+    PRIVATE,
+    Reserve,
+    bytes_of,
+    make_directory,
+    make_private_file,
+    out_of_files,
+    sync_directory,
+)
 
 PAGE_BYTES = 8192  # measured: a chunk of 100 small items is three pages
 CHECKPOINT_PAGES = 2000  # 16 MB of log between checkpoints
@@ -39,7 +48,7 @@ SHRINK_LIVE_BYTES = 16 << 20  # shrinking copies what is live: a tenth of a seco
 SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 PARTITION_UPGRADES = ("partition_1",)  # step n brings a file of version n to n + 1; a new file is of version 0
-REGISTRY_UPGRADES = ("registry_1",)
+REGISTRY_UPGRADES = ("registry_1", "registry_2")
 
 
 def load_statements(text: str) -> dict[str, str]:
@@ -82,8 +91,9 @@ def describe(path: Path, problem: BaseException) -> str:
 
 def connect(path: Path, upgrades: Sequence[str], durability: str, vfs: str | None) -> apsw.Connection:
     """Opens or creates the file, of the newest version, with nothing in it that a power cut could undo."""
-    make_directory(path.parent)
+    make_directory(path.parent, PRIVATE)
     left_unclean = bytes_of(log_of(path)) > 0
+    make_private_file(path)  # its log is as private as it is
     connection = apsw.Connection(str(path), vfs=vfs)
     try:
         connection.pragma("page_size", PAGE_BYTES)
@@ -428,9 +438,11 @@ class SqliteStores:
         self._reserve = Reserve(self._directory / "reserve", reserve_bytes)
 
     def open(self, incarnation: str, partition: int, durability: str) -> Store:
+        return SqliteStore(self._path(incarnation, partition), durability, self._reserve, self._vfs)
+
+    def _path(self, incarnation: str, partition: int) -> Path:
         name = "decisions" if partition == META_PARTITION else str(partition)
-        path = self._directory / "queues" / incarnation / f"{name}.db"
-        return SqliteStore(path, durability, self._reserve, self._vfs)
+        return self._directory / "queues" / incarnation / f"{name}.db"
 
     def incarnations(self) -> list[str]:
         folder = self._directory / "queues"
@@ -473,17 +485,42 @@ class SqliteRegistry:
                 f"{self._path} holds a queue that cannot be read ({problem}); upgrade millpond"
             ) from problem
 
-    def put(self, definitions: Sequence[QueueDefinition]) -> None:
+    def put(self, definitions: Sequence[QueueDefinition], entries: Sequence[AuditEntry] = ()) -> None:
         encode = msgspec.msgpack.Encoder().encode
-        index, bodies = pack([(one.name,) for one in definitions], [encode(one) for one in definitions])
-        if index is None:
-            return
-        with self._connected() as connection:
-            connection.execute(SQL["registry_put"], (index, bodies))
+        rows = pack([(one.name,) for one in definitions], [encode(one) for one in definitions])
+        if definitions or entries:
+            self._write([("registry_put", rows)] if definitions else [], entries)
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, incarnation: str = "", entries: Sequence[AuditEntry] = ()) -> None:
+        gone: list[tuple[str, tuple[Any, ...]]] = [("registry_gone_add", (incarnation,))] if incarnation else []
+        self._write([("registry_remove", (name,)), *gone], entries)
+
+    def gone(self, incarnations: Sequence[str]) -> list[str]:
         with self._connected() as connection:
-            connection.execute(SQL["registry_remove"], (name,))
+            return [one for (one,) in connection.execute(SQL["registry_gone"], (json_array(incarnations),))]
+
+    def audit(self, queue: str, before: int | None, limit: int) -> list[tuple[int, AuditEntry]]:
+        decode = msgspec.msgpack.Decoder(AuditEntry).decode
+        with self._connected() as connection:
+            rows: Iterable[Any] = connection.execute(SQL["audit_page"], (queue, before, limit)).fetchall()
+        try:
+            return [(number, decode(entry)) for number, entry in rows]
+        except msgspec.MsgspecError as problem:
+            raise StoreFailed(
+                f"{self._path} holds an audit entry that cannot be read ({problem}); upgrade millpond"
+            ) from problem
+
+    def _write(self, statements: list[tuple[str, tuple[Any, ...]]], entries: Sequence[AuditEntry]) -> None:
+        """All in one commit. One that fails is rolled back as its connection is closed."""
+        encode = msgspec.msgpack.Encoder().encode
+        if entries:
+            rows = pack([(one.queue,) for one in entries], [encode(one) for one in entries])
+            statements = [*statements, ("audit_add", rows)]
+        with self._connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for statement, bindings in statements:
+                connection.execute(SQL[statement], bindings)
+            connection.execute("COMMIT")
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -500,3 +537,6 @@ class SqliteRegistry:
             full = is_full(problem, self._connection)
             self.close()
             raise (StoreFull if full else StoreFailed)(describe(self._path, problem)) from problem
+        except BaseException:
+            self.close()
+            raise

@@ -24,6 +24,18 @@ CREATE INDEX journal_ended ON journal (at, ended_lo, ended_hi) WHERE ended_lo IS
 -- Version 1 of the registry's file: `definition` is a QueueDefinition in MessagePack.
 CREATE TABLE queue (name TEXT PRIMARY KEY, definition BLOB NOT NULL) WITHOUT ROWID;
 
+-- name: registry_2
+-- Version 2 adds what was done to queues by hand: `entry` is an AuditEntry in MessagePack.
+CREATE TABLE audit (number INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL, entry BLOB NOT NULL);
+-- The entries of a queue, in order.
+CREATE INDEX audit_queue ON audit (queue, number);
+-- Nothing of it is changed,
+CREATE TRIGGER audit_is_not_changed BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'audit entries stay'); END;
+-- nor removed.
+CREATE TRIGGER audit_is_not_removed BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'audit entries stay'); END;
+-- Incarnations of queues that were deleted: what is left of them in any store can go.
+CREATE TABLE gone (incarnation TEXT PRIMARY KEY) WITHOUT ROWID;
+
 -- name: turn
 -- One INSERT into this view writes a whole turn: one call, one transaction. Of the connection, not of the file.
 CREATE TEMP VIEW turn AS SELECT
@@ -145,3 +157,20 @@ INSERT OR REPLACE INTO queue
 -- name: registry_remove
 -- Forget a queue.
 DELETE FROM queue WHERE name = ?;
+
+-- name: registry_gone_add
+-- Remember which one it was.
+INSERT OR IGNORE INTO gone VALUES (?);
+
+-- name: registry_gone
+-- Those of a JSON array that were deleted.
+SELECT incarnation FROM gone WHERE incarnation IN (SELECT value FROM json_each(?));
+
+-- name: audit_add
+-- Add entries: a JSON array of [queue, place in the bodies from 1, bytes], and the bodies.
+INSERT INTO audit (queue, entry)
+    SELECT value ->> 0, substr(?2, value ->> 1, value ->> 2) FROM json_each(?1) ORDER BY key;
+
+-- name: audit_page
+-- Entries of a queue before a number (NULL: from the newest), the newest first.
+SELECT number, entry FROM audit WHERE queue = ?1 AND (?2 IS NULL OR number < ?2) ORDER BY number DESC LIMIT ?3;

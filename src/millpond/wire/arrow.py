@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import chain, repeat
+from itertools import chain, groupby, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -122,7 +122,7 @@ def _array(values: Sequence[Any], field: Field) -> Any:
     return library().array(values, _types()[field.type])
 
 
-# ---- runs of neighbours, most of which are plain ------------------------------------------------------------
+# ---- runs of neighbours, of most of which their records tell all ------------------------------------------
 
 _PLAIN: dict[str, Any] = {
     **dict.fromkeys(("kind", "encoding", "reference"), ""),
@@ -139,17 +139,24 @@ class _Texts:
         self._parts: list[str] = []
         self._spans: list[tuple[int, int]] = []  # how wide, how many
 
-    def add_hex(self, prefix: str, first: int, count: int) -> None:
+    def add_hex(self, prefix: str, numbers: range | list[int]) -> None:
         """The prefix, and the number in 12 digits."""
-        number, stop = first, first + count
+        if not isinstance(numbers, range):
+            self._add(prefix, [f"{number:012x}" for number in numbers])
+            return
+        number, stop = numbers.start, numbers.stop
         while number < stop:
             low = number & 0xFFF
             end = min(stop, number - low + 0x1000)
             self._add(f"{prefix}{number >> 12:09x}", _HEX[low : low + end - number])
             number = end
 
-    def add_decimal(self, prefix: str, first: int, count: int) -> None:
-        number, stop = first, first + count
+    def add_decimal(self, prefix: str, numbers: range | list[int]) -> None:
+        if not isinstance(numbers, range):
+            for _, digits in groupby(map(str, numbers), len):
+                self._add(prefix, list(digits))
+            return
+        number, stop = numbers.start, numbers.stop
         while number < 1_000 and number < stop:  # no leading zeros
             self._add(prefix, [f"{number}"])
             number += 1
@@ -191,8 +198,8 @@ def _columns_of_runs(runs: Sequence[ClaimRun]) -> list[Any]:
     """Whole columns as if all items were plain; then those that are not are put in."""
     ids, correlations = _Texts(), _Texts()
     for run in runs:
-        ids.add_decimal(run.mint.id_prefix, run.first, len(run.payloads))
-        correlations.add_hex(run.mint.correlation_prefix(run.created), run.first, len(run.payloads))
+        ids.add_decimal(run.mint.id_prefix, run.numbers)
+        correlations.add_hex(run.mint.correlation_prefix(run.created), run.numbers)
     counts = [len(run.payloads) for run in runs]
     plain: dict[str, Any] = {
         "id": ids.made(),
@@ -204,9 +211,42 @@ def _columns_of_runs(runs: Sequence[ClaimRun]) -> list[Any]:
         "state": _Repeated([run.state for run in runs], counts),
         "partition": _Repeated([run.partition for run in runs], counts),
     }
+    if any(run.records for run in runs):
+        _put_own(plain, runs)
     rows, items = _not_plain(runs)
     total = sum(counts)
     return [_column(plain.get(field.name), total, field, rows, items) for field in ITEM_FIELDS]
+
+
+_OWN: dict[str, Any] = {
+    **dict.fromkeys(("id", "key", "correlation_id")),
+    **dict.fromkeys(("kind", "encoding", "reference"), ""),
+    "priority": 0,
+    "max_attempts": -1,
+}  # what a record may have of its own, and how it says that it has not
+_SOURCE = {"dead_reason": "reason", "source_queue": "queue", "source_id": "id", "source_attempts": "attempts"}
+
+
+def _put_own(plain: dict[str, Any], runs: Sequence[ClaimRun]) -> None:
+    """Into the columns of which any record has something of its own."""
+    for name, nothing in _OWN.items():
+        own = _of_records(runs, name, nothing)
+        if own.count(nothing) == len(own):
+            continue
+        if name in plain:
+            pairs = zip(own, plain[name].to_pylist(), strict=True)
+            own = [other if value == nothing else value for value, other in pairs]
+        plain[name] = own
+    sources = _of_records(runs, "source", None)
+    if sources.count(None) < len(sources):
+        for name, attribute in _SOURCE.items():
+            plain[name] = [None if source is None else getattr(source, attribute) for source in sources]
+
+
+def _of_records(runs: Sequence[ClaimRun], name: str, nothing: Any) -> list[Any]:
+    get = attrgetter(name)
+    values = [map(get, run.records) if run.records else repeat(nothing, len(run.payloads)) for run in runs]
+    return list(chain.from_iterable(values))
 
 
 class _Repeated(NamedTuple):
@@ -236,7 +276,7 @@ def _not_plain(runs: Sequence[ClaimRun]) -> tuple[list[int], list[Item]]:
     at = 0
     for run in runs:
         if run.known:
-            rows += [at + number - run.first for number in run.known]
+            rows += [at + run.numbers.index(number) for number in run.known]
             items += run.known.values()
         at += len(run.payloads)
     return rows, items

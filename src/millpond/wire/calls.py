@@ -7,6 +7,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from millpond.model import (
+    AuditPage,
     Claim,
     ClaimEnded,
     Consumer,
@@ -51,12 +52,14 @@ _TABLE = (
     Call("queue.state", requests.WriteState, StateWritten, "Write the state document of a leased item."),
     Call("queue.cancel", requests.Cancel, replies.Results, "End items by id; a leased one ends with its lease."),
     Call("queue.bury", requests.Bury, replies.Results, "Items that wait die, by id: what undoes a redrive."),
+    Call("queue.ready", requests.MakeReady, replies.Results, "Items that wait for their time are leasable now, by id."),
     Call("queue.stats", requests.OneQueue, QueueStats, "Counts by state, rates and ages."),
+    Call("queue.audit", requests.Audit, AuditPage, "What was done to a queue by hand, the newest first."),
     Call("queue.pause", requests.OneQueue, QueueInfo, "Produce goes on, lease waits."),
     Call("queue.resume", requests.OneQueue, QueueInfo, "Lease goes on."),
     Call("queue.clear", requests.ClearQueue, replies.Cleared, "Remove the items in these states."),
     Call("queue.redrive", requests.Redrive, Redriven, "Send dead items back to where they came from."),
-    Call("items.get", requests.GetItem, replies.LookItem, "An item, payload and all; nothing is leased."),
+    Call("items.get", requests.GetItem, replies.LookItem, "An item, payload and all; `wait` for it to end."),
     Call("items.list", requests.ListItems, replies.LookPage, "The items of a queue; nothing is leased.", arrow="reply"),
     Call("consumer.open", requests.OpenConsumer, Consumer, "Begin a batch reader's epoch; who had it is fenced off."),
     Call("queue.claim", requests.MakeClaim, Claim, "A named set of items for a batch reader; `wait` for the first."),
@@ -70,7 +73,6 @@ _TABLE = (
     Call("stage.abort", requests.AbortStage, Staged, "Drop what was staged."),
     Call("journal.read", requests.ReadJournal, JournalPage, "Rows of a partition's journal: all changes of its items."),
     Call("queue.rebalance", requests.Rebalance, replies.Empty, "Change the number of partitions.", built=False),
-    Call("queue.audit", requests.Audit, replies.Empty, "The steps of rebalances.", built=False),
 )
 
 CALLS: dict[str, Call] = {call.name: call for call in _TABLE}

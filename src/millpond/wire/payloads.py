@@ -21,7 +21,6 @@ from millpond.model import (
     NewItem,
     Payload,
     Retry,
-    State,
     Verdict,
     to_datetime,
 )
@@ -210,20 +209,23 @@ def look_page(page: ItemPage, codec: Codec) -> LookPage:
 
 
 def _claimed_items(run: ClaimRun, codec: Codec) -> list[LookItem]:
-    """Straight from what the items share: no noun of the model is made on the way."""
+    """Straight from what the items share: of plain ones no noun of the model is made on the way."""
+    if run.records:
+        return [look_item(item, codec) for item in run.items()]
     partition, max_attempts = run.partition, run.max_attempts
     created_at, deadline = to_datetime(run.created), to_datetime(run.deadline)
     ids, correlations = run.mint.id_prefix, run.mint.correlation_prefix(run.created)
     made = []
-    for number, payload in enumerate(run.payloads, run.first):
+    for number, payload in zip(run.numbers, run.payloads, strict=True):
         text, data = _shown(payload, codec.binary)
         made.append(
             LookItem(
                 id=f"{ids}{number}",
-                state=State.CLAIMED,
+                state=run.state,
                 partition=partition,
                 correlation_id=f"{correlations}{number:012x}",
                 created_at=created_at,
+                updated_at=created_at,
                 expire_deadline=deadline,
                 text=text,
                 data=data,
@@ -231,7 +233,7 @@ def _claimed_items(run: ClaimRun, codec: Codec) -> list[LookItem]:
             )
         )
     for number, item in run.known.items():
-        made[number - run.first] = look_item(item, codec)
+        made[run.numbers.index(number)] = look_item(item, codec)
     return made
 
 

@@ -91,6 +91,7 @@ class LookItem(Struct, gc=False, omit_defaults=True, kw_only=True):
     lease_deadline: Instant | None = None
     client_id: str | None = None
     cancel_asked: bool = False
+    updated_at: Instant | None = None
     ended_at: Instant | None = None
     keep_until: Instant | None = None
     state_doc: Any = None

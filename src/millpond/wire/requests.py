@@ -193,6 +193,11 @@ class Bury(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     error: str | None = None
 
 
+class MakeReady(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    queue: str
+    ids: list[str]
+
+
 class RedriveFields(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
     source_queue: str | None = None
     dead_reason: str | None = None
@@ -209,8 +214,11 @@ class Redrive(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class GetItem(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """`wait` is for the item to end; it comes as it is then, or when the wait is over."""
+
     queue: str
     id: str
+    wait: WireDuration = "0s"
 
 
 class ListItems(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -312,6 +320,14 @@ class ReadJournal(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=Tr
     limit: int = 500
 
 
+class Audit(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """`after` is the `next` of the page before."""
+
+    queue: str
+    after: str | None = None
+    limit: int = 100
+
+
 # ---- promised, not built ----------------------------------------------------------------------------------
 
 
@@ -319,9 +335,3 @@ class Rebalance(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True
     queue: str
     partitions: int | None = None
     dry_run: bool = False
-
-
-class Audit(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    queue: str
-    after: str | None = None
-    limit: int = 100

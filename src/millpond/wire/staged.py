@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 from msgspec import Struct
 
 from millpond.errors import BatchTooLarge, InvalidRequest
-from millpond.model import STAGE_ITEMS_MAX, NewItem, Payload
+from millpond.model import STAGE_ITEMS_MAX, ItemColumns, Payload
 from millpond.wire.arrow import library
 from millpond.wire.codec import NAME_SHOWN_MAX
 
@@ -24,9 +24,9 @@ COLUMNS: dict[str, str] = {
     "payload": "bytes",
     "key": "text",
     "id": "text",
-    "kind": "text",
-    "encoding": "text",
-    "reference": "text",
+    "kind": "few texts",
+    "encoding": "few texts",
+    "reference": "few texts",
     "priority": "integer",
     "enqueue_at": "instant",
     "delay": "duration",
@@ -37,6 +37,7 @@ COLUMNS: dict[str, str] = {
 _WANTED = {
     "bytes": "binary or string",
     "text": "string",
+    "few texts": "string",
     "integer": "an integer",
     "instant": "a timestamp with a time zone",
     "duration": "string, or a number of seconds",
@@ -54,18 +55,16 @@ class StagedRows(Struct):
     txn: str
     chunk: str
     items: Sequence[Payload]
-    plain: bool = False
 
     @property
     def kinds(self) -> frozenset[str]:
-        if self.plain:
-            return frozenset()
-        return frozenset(item.kind for item in self.items if isinstance(item, NewItem) and item.kind)
+        kinds = self.items.columns.get("kind", ()) if isinstance(self.items, ItemColumns) else ()
+        return frozenset(kind for kind in set(kinds) if kind)
 
 
 def read_stage(query: bytes, body: bytes) -> StagedRows:
     items = decode_items(body)
-    return StagedRows(**parameters(query), items=items, plain=set(map(type, items)) == {bytes})
+    return StagedRows(**parameters(query), items=items)
 
 
 # ---- the query string -------------------------------------------------------------------------------------
@@ -98,26 +97,27 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 # ---- the stream -------------------------------------------------------------------------------------------
 
 
-def decode_items(body: bytes) -> list[Payload]:
-    """An item that has nothing but a payload is its payload."""
+def decode_items(body: bytes) -> Sequence[Payload]:
+    """Payloads, or by columns where there is more than that."""
     pa = library()
     if not body.endswith(_END_OF_STREAM):
         raise InvalidRequest("the body is no whole Arrow IPC stream; send one, and close its writer first")
-    items: list[Payload] = []
+    payloads: list[bytes] = []
+    columns: dict[str, list[Any]] = {}
     try:
         stream = pa.ipc.open_stream(body)
         _check_schema(stream.schema)
         _check_frames(body)
         for batch in stream:
-            if len(items) + batch.num_rows > STAGE_ITEMS_MAX:
+            if len(payloads) + batch.num_rows > STAGE_ITEMS_MAX:
                 raise BatchTooLarge(
                     f"the stream has more than {STAGE_ITEMS_MAX} rows; stage it in several chunks",
                     items_max=STAGE_ITEMS_MAX,
                 )
-            items += _items(batch, len(items))
+            _take_in(batch, payloads, columns)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:  # names may be no UTF-8
         raise InvalidRequest(f"the body is no Arrow IPC stream ({_first_line(error)}); send one") from None
-    return items
+    return ItemColumns(payloads, columns) if columns else payloads
 
 
 def _check_frames(body: bytes) -> None:
@@ -183,6 +183,7 @@ def _fits(kind: Any, wanted: str) -> bool:
         return bool(is_text or types.is_binary(kind) or types.is_large_binary(kind))
     fits = {
         "text": is_text,
+        "few texts": is_text,
         "integer": types.is_integer(kind),
         "instant": types.is_timestamp(kind) and kind.tz is not None,
         "duration": is_text or types.is_integer(kind) or types.is_floating(kind),
@@ -190,10 +191,9 @@ def _fits(kind: Any, wanted: str) -> bool:
     return bool(fits[wanted] or types.is_null(kind))
 
 
-def _items(batch: Any, before: int) -> list[Payload]:
-    """`before` is how many rows came before this batch."""
-    given: dict[str, list[Any]] = {}
-    payloads: list[Any] = []
+def _take_in(batch: Any, payloads: list[bytes], columns: dict[str, list[Any]]) -> None:
+    """Add a batch's rows. A column without a value in it is as good as none."""
+    before = len(payloads)
     for field, column in zip(batch.schema, batch.columns, strict=True):
         name: str = field.name
         try:
@@ -201,17 +201,13 @@ def _items(batch: Any, before: int) -> list[Payload]:
         except (library().ArrowException, OSError) as error:
             raise InvalidRequest(f"column {name!r}: {_first_line(error)}; mend it", column=name) from None
         if name == "payload":
-            payloads = _payloads(column, before)
+            payloads += _payloads(column, before)
         elif column.null_count < len(column):
-            given[name] = _READERS.get(COLUMNS[name], _as_they_are)(name, column, before)
-    if not given:
-        return payloads
-    return [_item(payload, given, row) for payload, *row in zip(payloads, *given.values(), strict=True)]
-
-
-def _item(payload: bytes, names: dict[str, Any], row: Sequence[Any]) -> Payload:
-    fields = {name: value for name, value in zip(names, row, strict=True) if value is not None}
-    return NewItem(payload=payload, **fields) if fields else payload
+            columns.setdefault(name, [None] * before).extend(
+                _READERS.get(COLUMNS[name], _as_they_are)(name, column, before)
+            )
+    for values in columns.values():
+        values += [None] * (before + batch.num_rows - len(values))
 
 
 def _payloads(column: Any, before: int) -> list[bytes]:
@@ -230,6 +226,13 @@ def _as_they_are(name: str, column: Any, before: int) -> list[Any]:
     return values
 
 
+def _few_texts(name: str, column: Any, before: int) -> list[Any]:
+    """Most rows share theirs with others: so they share the text that is made of it."""
+    coded = column.dictionary_encode()
+    texts = [*coded.dictionary.to_pylist(), None]
+    return [texts[place] for place in coded.indices.fill_null(len(texts) - 1).to_pylist()]
+
+
 def _instants(name: str, column: Any, before: int) -> list[datetime | None]:
     pa = library()
     units = _UNITS_A_SECOND[column.type.unit]
@@ -242,7 +245,7 @@ def _instants(name: str, column: Any, before: int) -> list[datetime | None]:
     return made
 
 
-_READERS: dict[str, Callable[[str, Any, int], list[Any]]] = {"instant": _instants}
+_READERS: dict[str, Callable[[str, Any, int], list[Any]]] = {"instant": _instants, "few texts": _few_texts}
 
 
 def _wrong(name: str, row: int, what: str) -> InvalidRequest:

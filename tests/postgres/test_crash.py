@@ -1,0 +1,215 @@
+"""Clients and servers that die in the middle of commits: nothing acknowledged is lost, nothing is there twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from millpond.store.base import Store, StoreFailed
+from tests.postgres.conftest import MakeStores
+from tests.postgres.doomed import work_of
+from tests.postgres.scoped import ScopedStores
+from tests.postgres.server import Server
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+LIVES = 8
+TURNS = 150
+RESTARTS = 3
+COMMITTING = (
+    "SELECT pid FROM pg_stat_activity"
+    " WHERE application_name = 'millpond' AND state = 'active' AND strpos(query, 'commit_turn') > 0"
+)
+
+
+def last_turn(store: Store) -> int:
+    recovered = store.recover()
+    return recovered.rows[-1].turn if recovered.rows else recovered.snapshot_turn
+
+
+def check(store: Store, last: int) -> None:
+    """All turns up to the last are there, once, and what they wrote is what they should have left."""
+    rows = store.journal(0, 1_000_000)
+    assert [row.turn for row in rows] == list(range(1, last + 1))
+    assert store.check() == []
+    kept = range(max(1, last - 4), last + 1)
+    chunks, docs = store.read([number * 10 for number in range(last + 2)], range(last + 2))
+    assert docs == {number: b"doc %d" % number for number in kept}
+    lives = {row.turn: row.events.decode().partition(" of ")[2] for row in rows}
+    assert chunks == {number * 10: f"chunk {number} of {lives[number]}".encode() * 500 for number in kept}
+
+
+# ---- clients ----------------------------------------------------------------------------------------------
+
+
+def live_and_die(server: Server, incarnation: str, steps: int) -> tuple[int, int]:
+    """One life, killed after it has said so many lines: the last turn it acknowledged and the last it began."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    arguments = [sys.executable, "-m", "tests.postgres.doomed", server.url(), incarnation]
+    said: dict[str, int] = {"!": 0, "?": 0}
+
+    def hear(line: bytes) -> None:
+        said[line.decode().strip()[-1]] = int(line.strip()[:-1])
+
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment, cwd=ROOT) as child:
+        assert child.stdout is not None
+        try:
+            for number, line in enumerate(child.stdout):
+                hear(line)
+                if number >= steps:
+                    break
+        finally:
+            child.kill()
+        for line in child.stdout:
+            hear(line)
+    assert child.returncode == -signal.SIGKILL, "it must not have ended by itself"
+    return said["!"], said["?"]
+
+
+@pytest.mark.parametrize("seed", range(2), ids=lambda seed: f"seed-{seed}-")
+def test_a_killed_client_loses_nothing_and_doubles_nothing(seed: int, server: Server, stores: ScopedStores) -> None:
+    random = Random(seed)
+    store = stores.open("incarnation", 0, "full")
+    for _ in range(LIVES):
+        acknowledged, begun = live_and_die(server, f"{stores.scope}incarnation", random.randrange(100))
+        found = last_turn(store)
+        assert acknowledged <= found <= begun
+        check(store, found)
+
+
+# ---- servers and connections ------------------------------------------------------------------------------
+
+
+@contextmanager
+def meanwhile(act: Callable[[], object]) -> Iterator[None]:
+    """Does it again and again in a thread, until the end of the block."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.is_set():
+            act()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def work_through(store: Store, turns: int) -> int:
+    """Commits turns, recovering whenever one fails; how often that was. Each outcome in doubt is one of two."""
+    failures, number = 0, recover_at_last(store)
+    while number < turns:
+        try:
+            store.commit(work_of(number + 1, f"failure {failures}"))
+        except StoreFailed:
+            failures += 1
+            found = recover_at_last(store)
+            assert found in (number, number + 1), "a turn was lost, or written that nobody wrote"
+            number = found
+        else:
+            number += 1
+    return failures
+
+
+def recover_at_last(store: Store) -> int:
+    while True:
+        try:
+            return last_turn(store)
+        except StoreFailed:
+            pass  # the server is on its way back
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT, signal.SIGKILL], ids=["fast", "immediate", "kill"])
+def test_a_server_that_is_restarted_in_the_middle_of_commits_loses_and_doubles_nothing(
+    how: signal.Signals, server: Server, store: Store
+) -> None:
+    over = threading.Event()
+    failures: list[int] = []
+
+    def work() -> None:
+        while not over.is_set():
+            failures.append(work_through(store, recover_at_last(store) + TURNS))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(RESTARTS):
+        server.until(COMMITTING + " LIMIT %s", 1)
+        server.stop(how)
+        server.start()
+    over.set()
+    thread.join()
+    assert sum(failures) > 0
+    check(store, last_turn(store))
+
+
+def test_connections_that_are_ended_in_the_middle_of_commits_lose_and_double_nothing(
+    server: Server, store: Store
+) -> None:
+    failures = last = 0
+    with meanwhile(lambda: server.ask(f"SELECT pg_terminate_backend(pid) FROM ({COMMITTING}) AS ours")):
+        while failures < 20:
+            last += TURNS
+            failures += work_through(store, last)
+    check(store, last_turn(store))
+
+
+def test_commits_that_are_cancelled_lose_and_double_nothing(server: Server, store: Store) -> None:
+    failures = last = 0
+    with meanwhile(lambda: server.ask(f"SELECT pg_cancel_backend(pid) FROM ({COMMITTING}) AS ours")):
+        while failures < 20:
+            last += TURNS
+            failures += work_through(store, last)
+    check(store, last_turn(store))
+
+
+def test_a_backend_that_is_killed_takes_the_server_through_recovery_and_nothing_is_lost(
+    server: Server, make_stores: MakeStores
+) -> None:
+    """Several partitions at once; the server ends all sessions and replays its log."""
+    stores = make_stores()
+    partitions = [stores.open("incarnation", partition, "full") for partition in range(4)]
+    failures: list[int] = []
+
+    def work(store: Store) -> None:
+        failures.append(work_through(store, 4 * TURNS))
+
+    threads = [threading.Thread(target=work, args=(store,)) for store in partitions]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        [(pid,)] = server.until(COMMITTING + " LIMIT %s", 1)
+        os.kill(pid, signal.SIGKILL)
+        recover_at_last(stores.open("another", 0, "full"))
+    for thread in threads:
+        thread.join()
+    assert sum(failures) > 0
+    for store in partitions:
+        check(store, last_turn(store))
+
+
+def test_what_a_crash_leaves_of_relaxed_turns_is_whole(server: Server, stores: ScopedStores) -> None:
+    """Not all that was acknowledged need be there."""
+    store = stores.open("incarnation", 0, "relaxed")
+    last_turn(store)
+    for number in range(1, TURNS):
+        store.commit(work_of(number, "relaxed"))
+    server.stop(signal.SIGQUIT)
+    server.start()
+    kept = last_turn(stores.open("incarnation", 0, "relaxed"))
+    with pytest.raises(StoreFailed):
+        store.commit(work_of(TURNS, "relaxed"))
+    assert last_turn(store) == kept
+    check(store, kept)
