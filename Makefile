@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 READY := $(VENV)/.ready
+PEERS := .venv-peers/.ready
 
 # uv does not read pip's settings: where pip is told where to look, pip installs.
 PIP_SETTINGS := $(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL)$(PIP_NO_INDEX)$(PIP_CONFIG_FILE)
@@ -24,7 +25,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo example test test-fast lint types format sim torture-spark bench-engine bench-server bench-spark \
-	requirements clean
+	bench-jobs reference requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,8 +67,14 @@ bench-server: $(READY) ## measure the server on this machine, beside bare server
 bench-spark: $(READY) ## measure source, sink, exporter and the jobs on the history
 	$(BIN)/python -m benchmarks.spark
 
+bench-jobs: $(READY) $(PEERS) ## measure tasks and commands beside Celery, RQ, Dramatiq, Huey, Procrastinate and xargs
+	$(BIN)/python -m benchmarks.jobs
+
 torture-spark: $(READY) ## kill driver, executors and server 200 times: make torture-spark KILLS=200 SEED=1
 	$(BIN)/python -m tests.spark.torture.run --kills $(KILLS) --seed $(SEED)
+
+reference: $(READY) ## write docs/reference/cli.md and tasks.md from the code
+	$(BIN)/python docs/generate.py
 
 requirements: ## pin the dependencies of pyproject.toml again; UPGRADE=--upgrade for newer ones (needs uv)
 	$(if $(UV),,$(error make requirements needs uv; install it or name it with UV=/path/to/uv))
@@ -75,12 +82,13 @@ requirements: ## pin the dependencies of pyproject.toml again; UPGRADE=--upgrade
 	$(COMPILE) pyproject.toml --output-file requirements/core.txt
 	$(COMPILE) pyproject.toml --extra dev --constraint requirements/build.txt --constraint requirements/core.txt \
 		--output-file requirements/dev.txt
+	$(COMPILE) --group peers --output-file requirements/peers.txt
 
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(UPGRADE)
 
 clean: ## remove .venv, caches and builds
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-peers build dist .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What millpond itself needs and what builds it, hash-checked, then millpond, editable. Needs the network only for what is
@@ -97,4 +105,10 @@ $(CORE): requirements/build.txt requirements/core.txt pyproject.toml
 # build would fetch one that no hash vouches for.
 $(READY): $(CORE) requirements/dev.txt
 	$(INSTALL) --no-build-isolation --require-hashes -r requirements/dev.txt
+	@touch $@
+
+# Benchmarks' peers: what they need is not what millpond needs.
+$(PEERS): requirements/peers.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.txt
 	@touch $@
