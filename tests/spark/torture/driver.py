@@ -102,6 +102,24 @@ class TellingSource(MillpondSource):
         return TellingWriter(sink_options(self.options, streaming=True), schema, overwrite)
 
 
+class ForParquet(TellingSource):
+    """Each query has a format of its own. What Spark keeps of a format on the driver it changes while it plans a query,
+    and if it sends it to the tasks of another query at that moment, none of them can read it.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "millpond_parquet"
+
+
+class ForQueue(TellingSource):
+    @classmethod
+    def name(cls) -> str:
+        return "millpond_queue"
+
+
+FORMATS: dict[str, type[TellingSource]] = {"parquet": ForParquet, "queue": ForQueue}
+
 # ---- the queries ----------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +133,7 @@ def source(spark: SparkSession, place: dict[str, str], order: dict[str, Any], na
         "parts": str(order["parts"]),
         "retryFor": place["retry_for"],
     }
-    read = spark.readStream.format("millpond").options(**options).load()
+    read = spark.readStream.format(FORMATS[name].name()).options(**options).load()
     return read.repartition(2) if order["shuffled"] else read
 
 
@@ -131,7 +149,7 @@ def to_parquet(df: DataFrame, place: dict[str, str]) -> DataStreamWriter:
 def to_queue(df: DataFrame, place: dict[str, str]) -> DataStreamWriter:
     options = {"url": place["url"], "queue": place["to_queue"], "retryFor": place["retry_for"]}
     rows = df.select("payload", F.col("id").alias("reference"))
-    return rows.writeStream.format("millpond").options(**options)
+    return rows.writeStream.format(ForQueue.name()).options(**options)
 
 
 SINKS: dict[str, Callable[[DataFrame, dict[str, str]], DataStreamWriter]] = {"parquet": to_parquet, "queue": to_queue}
@@ -164,7 +182,8 @@ def main() -> None:
     settings, place = map(json.loads, sys.argv[1:])
     spark = session("torture", **settings)
     register(spark)
-    spark.dataSource.register(TellingSource)
+    for source_of_one in FORMATS.values():
+        spark.dataSource.register(source_of_one)
     queries = [threading.Thread(target=run, args=(spark, place, name)) for name in SINKS]
     for query in queries:
         query.start()
