@@ -118,7 +118,6 @@ class ForQueue(TellingSource):
         return "millpond_queue"
 
 
-SPARKS_OWN = "java.io.OptionalDataException"
 FORMATS: dict[str, type[TellingSource]] = {"parquet": ForParquet, "queue": ForQueue}
 
 # ---- the queries ----------------------------------------------------------------------------------------------------
@@ -163,9 +162,7 @@ def start(spark: SparkSession, place: dict[str, str], order: dict[str, Any], nam
 
 
 def run(spark: SparkSession, place: dict[str, str], name: str) -> None:
-    """One run after the other, each from the checkpoint, as the gate orders. One that fails is told, and run again;
-    only run again, if it was Spark that could not read what it had sent to its own tasks.
-    """
+    """One run after the other, each from the checkpoint, as the gate orders. One that fails is told, and run again."""
     jvm: Any = spark._jvm
     jvm.SparkSession.setActiveSession(spark._jsparkSession)  # a format is looked for in the active one of the thread
     seen, error = NOTHING, ""
@@ -178,7 +175,7 @@ def run(spark: SparkSession, place: dict[str, str], name: str) -> None:
             seen, error = order["wave"], ""
         except Exception as failure:
             print(f"{name} failed: {failure}", flush=True)
-            seen, error = NOTHING, "" if SPARKS_OWN in str(failure) else str(failure)
+            seen, error = NOTHING, str(failure)
 
 
 def main() -> None:
