@@ -103,8 +103,8 @@ class TellingSource(MillpondSource):
 
 
 class ForParquet(TellingSource):
-    """Each query has a format of its own. What Spark keeps of a format on the driver it changes while it plans a query,
-    and if it sends it to the tasks of another query at that moment, none of them can read it.
+    """Each query has a format of its own: with one for both, tasks of queries that start together could sometimes not
+    be read (OptionalDataException). Perhaps Spark changes what it keeps of a format while it sends it; not proven.
     """
 
     @classmethod
