@@ -19,7 +19,7 @@ from millpond.jobs.spec import IfDead
 from millpond.jobs.view import JobState
 from millpond.model import State
 from tests.jobs.conftest import Mill, Run, command
-from tests.jobs.trouble import Killed, Trouble
+from tests.jobs.trouble import Killed, Late, Trouble
 
 
 async def following(mill: Mill, api: Any = None) -> asyncio.Task[None]:
@@ -163,6 +163,31 @@ def test_a_worker_that_dies_anywhere_leaves_the_job_to_run_once(run: Run, call: 
         assert await mill.work() == "b"
         assert await mill.pond.lease("jobs") == []
         assert await links_left(mill) == 0
+
+    run(act)
+
+
+def test_a_job_that_comes_while_a_worker_makes_up_for_it_still_waits(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        leased, looked = asyncio.Event(), asyncio.Event()
+
+        async def meet() -> None:
+            leased.set()
+            await looked.wait()
+
+        slow: Any = Late(mill.pond, "produce", meet, queue="jobs")
+        coming = asyncio.create_task(enqueue(slow, "jobs", command(), id="b", after=["a"]))
+        await leased.wait()  # the link is there, the job is not
+
+        async def let_it_come() -> None:
+            looked.set()
+            assert not (await coming).duplicate
+
+        task = await following(mill, Late(mill.pond, "produce", let_it_come, queue="jobs"))
+        assert await mill.work() == "a"
+        await task
+        assert await mill.work() == "b"
 
     run(act)
 

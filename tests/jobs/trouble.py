@@ -1,7 +1,8 @@
-"""A pond on which a worker dies at a certain call."""
+"""A pond on which a worker dies, or is late, at a certain call."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millpond import AsyncPond
@@ -27,6 +28,26 @@ class Trouble:
             raise Killed
 
         return fails if name == self._call else real
+
+
+class Late:
+    """A pond on which something else happens before a certain call."""
+
+    def __init__(self, pond: AsyncPond, call: str, first: Callable[[], Awaitable[object]], *, queue: str) -> None:
+        self._pond = pond
+        self._call = call
+        self._queue = queue
+        self._first = first
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._pond, name)
+
+        async def late(*given: Any, **more: Any) -> Any:
+            if given[0] == self._queue:
+                await self._first()
+            return await real(*given, **more)
+
+        return late if name == self._call else real
 
 
 class Killed(Exception):

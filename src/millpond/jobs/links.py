@@ -87,14 +87,16 @@ class _Follower:
     async def _is_held(self) -> bool:
         """Produces the job if it is missing and cannot have ended: who enqueued it died between link and job."""
         link = self._link
-        child = await look(self._api, link.queue, link.id)
-        if child is not None:
+        if (child := await look(self._api, link.queue, link.id)) is not None:
             return is_held(child)
         age = (self._now - self._item.created_at).total_seconds()
         if age > await self._window() / 2:
             return False  # whoever sees its id free now would see it free after it has ended, too
         [produced] = await self._api.produce(link.queue, [held_item(link, self._item.kind)])
-        return not produced.duplicate
+        if not produced.duplicate:
+            return True
+        child = await look(self._api, link.queue, link.id)  # who enqueued it may have come in between
+        return child is not None and is_held(child)
 
     async def _window(self) -> float:
         try:
