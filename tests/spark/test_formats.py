@@ -7,15 +7,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark import cloudpickle
 
-from millpond.spark.formats import CONNECTOR, MillpondSource, pack
+from millpond.spark.formats import CONNECTOR, PUT_BY_SPARK, MillpondSource, pack
 from millpond.spark.verdicts import VerdictSource
 from tests.spark.cluster import local_cluster, run_driver
 from tests.spark.server import Pond, pond_in
+from tests.spark.streams import Gathered, end, started, stream_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +59,23 @@ def test_the_format_is_known_where_millpond_is_installed(spark: SparkSession, po
     pond.fill(queue, 3)
     fresh = spark.newSession()  # in which nothing was registered
     assert fresh.read.format("millpond").options(**pond.options(queue)).load().count() == 3
+
+
+def test_a_stream_that_starts_adds_nothing_to_what_streams_of_a_format_share(
+    spark: SparkSession, pond: Pond, tmp_path: Path
+) -> None:
+    queue = pond.queue()
+    pond.fill(queue, 3)
+    stream = stream_of(spark, pond.options(queue, consumer="c"))
+    java: Any = spark._jsparkSession
+    shared = java.sessionState().dataSourceManager().lookupDataSource("millpond").dataSourceCls().envVars()
+    before = dict(shared)
+    gathered = Gathered()
+    end(started(stream, gathered, tmp_path / "checkpoint", availableNow=True))
+    assert len(gathered.rows) == 3
+    assert dict(shared).keys() == before.keys()
+    assert dict(shared) != before  # what is there is replaced
+    assert not PUT_BY_SPARK.keys() & spark.sparkContext.environment.keys()
 
 
 MOVE = """

@@ -24,6 +24,14 @@ FORMAT = "millpond"
 CONNECTOR = ("transport", "options", "schema", "source", "rows", "rejects", "sink", "verdicts", "formats")
 """The modules that travel. They import nothing of millpond but each other."""
 
+PUT_BY_SPARK = {
+    "SPARK_AUTH_SOCKET_TIMEOUT": "15",
+    "SPARK_BUFFER_SIZE": "65536",
+    "SPARK_LOCAL_DIRS": "",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+"""Variables that Spark puts into a format's environment as a stream starts, whatever was there."""
+
 
 class MillpondSource(DataSource):
     """`format("millpond")`: a queue to read, to stream, to write."""
@@ -60,8 +68,28 @@ def pack() -> None:
 def register(spark: SparkSession) -> None:
     """Make the formats `millpond` and `millpond.verdicts` known to a session, wherever its executors run."""
     pack()
-    spark.dataSource.register(MillpondSource)
-    spark.dataSource.register(VerdictSource)
+    make_known(spark, MillpondSource)
+    make_known(spark, VerdictSource)
+
+
+def make_known(spark: SparkSession, source: type[DataSource]) -> None:
+    """Register one format, so that streams of it can start at the same time.
+
+    All of them share one hash map of variables on the driver, and Spark guards it by no lock: two streams that put the
+    same new one into it can spoil it for good, and then no task of either can be read (OptionalDataException). One that
+    is there already is only replaced, which does no harm.
+    """
+    context = getattr(spark, "sparkContext", None)
+    if context is None:  # Spark Connect: its server makes the map
+        spark.dataSource.register(source)
+        return
+    before = dict(context.environment)
+    context.environment.update(PUT_BY_SPARK | before)
+    try:
+        spark.dataSource.register(source)
+    finally:
+        for name in PUT_BY_SPARK.keys() - before.keys():
+            del context.environment[name]
 
 
 def give_verdicts(df: DataFrame, **options: str) -> None:

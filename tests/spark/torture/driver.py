@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from millpond.spark.formats import MillpondSource, register
+from millpond.spark.formats import MillpondSource, make_known, register
 from millpond.spark.options import sink_options, stream_options
 from millpond.spark.session import session
 from millpond.spark.sink import StreamWriter
@@ -102,24 +102,6 @@ class TellingSource(MillpondSource):
         return TellingWriter(sink_options(self.options, streaming=True), schema, overwrite)
 
 
-class ForParquet(TellingSource):
-    """Each query has a format of its own: with one for both, tasks of queries that start together could sometimes not
-    be read (OptionalDataException). Perhaps Spark changes what it keeps of a format while it sends it; not proven.
-    """
-
-    @classmethod
-    def name(cls) -> str:
-        return "millpond_parquet"
-
-
-class ForQueue(TellingSource):
-    @classmethod
-    def name(cls) -> str:
-        return "millpond_queue"
-
-
-FORMATS: dict[str, type[TellingSource]] = {"parquet": ForParquet, "queue": ForQueue}
-
 # ---- the queries ----------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +115,7 @@ def source(spark: SparkSession, place: dict[str, str], order: dict[str, Any], na
         "parts": str(order["parts"]),
         "retryFor": place["retry_for"],
     }
-    read = spark.readStream.format(FORMATS[name].name()).options(**options).load()
+    read = spark.readStream.format("millpond").options(**options).load()
     return read.repartition(2) if order["shuffled"] else read
 
 
@@ -149,7 +131,7 @@ def to_parquet(df: DataFrame, place: dict[str, str]) -> DataStreamWriter:
 def to_queue(df: DataFrame, place: dict[str, str]) -> DataStreamWriter:
     options = {"url": place["url"], "queue": place["to_queue"], "retryFor": place["retry_for"]}
     rows = df.select("payload", F.col("id").alias("reference"))
-    return rows.writeStream.format(ForQueue.name()).options(**options)
+    return rows.writeStream.format("millpond").options(**options)
 
 
 SINKS: dict[str, Callable[[DataFrame, dict[str, str]], DataStreamWriter]] = {"parquet": to_parquet, "queue": to_queue}
@@ -182,8 +164,7 @@ def main() -> None:
     settings, place = map(json.loads, sys.argv[1:])
     spark = session("torture", **settings)
     register(spark)
-    for source_of_one in FORMATS.values():
-        spark.dataSource.register(source_of_one)
+    make_known(spark, TellingSource)
     queries = [threading.Thread(target=run, args=(spark, place, name)) for name in SINKS]
     for query in queries:
         query.start()
