@@ -15,6 +15,7 @@ from millpond.jobs.control import cancel, find_job, link_of, release, retry_dead
 from millpond.jobs.enqueue import enqueue
 from millpond.jobs.held import link_id
 from millpond.jobs.names import LINKS_QUEUE
+from millpond.jobs.parking import parks_of
 from millpond.jobs.spec import IfDead
 from millpond.jobs.view import JobState
 from millpond.model import State
@@ -26,6 +27,12 @@ async def following(mill: Mill, api: Any = None) -> asyncio.Task[None]:
     """A worker that has leased the next link and is at it."""
     [item] = await mill.pond.lease(LINKS_QUEUE, lease_timeout=links.LINK_LEASE)
     return asyncio.create_task(links.follow(api or mill.pond, item, mill.now))
+
+
+async def parked(mill: Mill) -> None:
+    """Once it waits for another job."""
+    while not parks_of(mill.pond)._parks:
+        await mill.pond.stats("jobs")
 
 
 async def state_of(mill: Mill, id: str) -> JobState:
@@ -256,6 +263,25 @@ def test_a_held_job_can_be_released_by_hand(run: Run) -> None:
         assert await mill.work() == "b"
         await (await following(mill))
         assert await links_left(mill) == 0
+
+    run(act)
+
+
+@pytest.mark.parametrize("error", [None, "no"])
+def test_a_job_that_was_released_by_hand_is_left_alone_by_its_link(run: Run, error: str | None) -> None:
+    """Neither cancelled with the job that it waited for, nor spared its own backoff."""
+
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a", max_retries=1)
+        await enqueue(mill.pond, "other", command(), id="b", after=["jobs/a"])
+        task = await following(mill)
+        await parked(mill)
+        await release(mill.pond, "other", "b")
+        assert await mill.work("other", error="not yet") == "b"
+        assert await mill.work(error=error) == "a"
+        await task
+        assert await links_left(mill) == 0
+        assert await state_of(mill, "b") == JobState.FAILED
 
     run(act)
 

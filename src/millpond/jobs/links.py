@@ -71,11 +71,8 @@ class _Follower:
             return
         while True:
             failed, waiting = await self._look_at_parents()
-            if failed:
-                await self._fail()
-                return
-            if not waiting:
-                await self._release()
+            if failed or not waiting:
+                await self._end(failed)
                 return
             ended = await parks_of(self._api).ended(self._api, *waiting[0], LINK_SLICE)
             cancelled = await self._extend()
@@ -83,6 +80,16 @@ class _Follower:
                 await self._note()
                 await _hand_back(self._api, self._item)
                 return
+
+    async def _end(self, failed: list[str]) -> None:
+        """Somebody may have released, cancelled or replaced the job meanwhile: what it does then is not ours."""
+        child = await look(self._api, self._link.queue, self._link.id)
+        if child is None or not is_held(child):
+            await self._complete()
+        elif failed:
+            await self._fail()
+        else:
+            await self._release()
 
     async def _is_held(self) -> bool:
         """Produces the job if it is missing and cannot have ended: who enqueued it died between link and job."""
