@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 from datetime import datetime
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from millpond import NewItem
+from millpond.cli import worker_stop
 from millpond.jobs import processes
 from millpond.jobs.names import WORKERS_QUEUE
 from millpond.jobs.workers import (
@@ -25,6 +27,7 @@ from millpond.jobs.workers import (
     stop_asked,
 )
 from tests.jobs.conftest import Mill, Run
+from tests.jobs.trouble import Late
 
 
 def info_of(incarnation: str, now: datetime, **more: Any) -> WorkerInfo:
@@ -74,6 +77,39 @@ def test_a_worker_that_was_asked_while_it_was_busy_hears_it_later(run: Run) -> N
         await ask_to_stop(mill.pond, ["w1"])
         mill.pass_(60)
         assert await stop_asked(mill.pond, "w1", wait=0)
+
+    run(act)
+
+
+def test_one_that_was_asked_twice_knows_of_it(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await stop_asked(mill.pond, "w1", wait=0)
+        for _ in range(2):
+            assert await ask_to_stop(mill.pond, ["w1", "not yet"]) == ["w1"]
+
+    run(act)
+
+
+def test_a_worker_that_has_only_just_registered_is_asked_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_stop, "LOOK_S", 0.0)
+    looks: list[None] = []
+
+    async def act(mill: Mill) -> None:
+        async def work() -> None:
+            assert await stop_asked(mill.pond, "w1")
+            await farewell(mill.pond, "w1")
+
+        async def look() -> None:
+            looks.append(None)
+            if len(looks) == 2:  # they were asked before
+                working.append(asyncio.create_task(work()))
+
+        working: list[asyncio.Task[None]] = []
+        await heartbeat(mill.pond, worker(mill))
+        pond: Any = Late(mill.pond, "list_items", look, queue=WORKERS_QUEUE)
+        asked = argparse.Namespace(workers=[], all=True, force=False, no_wait=False, timeout=5.0, json=True)
+        assert await worker_stop._stop(pond, asked) == 0
+        await working[0]
 
     run(act)
 

@@ -34,9 +34,8 @@ async def _stop(pond: Api, asked: Arguments) -> int:
     from millpond.jobs.workers import ask_to_stop
 
     chosen = await _choose(pond, asked)
-    if chosen:
-        await ask_to_stop(pond, [one.incarnation for one in chosen])
-    left = chosen
+    heard = await ask_to_stop(pond, [one.incarnation for one in chosen])
+    left = [one for one in chosen if one.incarnation not in heard]
     if not asked.no_wait and chosen:
         busy = sum(one.running_count for one in chosen)
         say(f"waiting for {counted(len(chosen), 'worker')} with {counted(busy, 'running job')}; Ctrl-C leaves them")
@@ -44,7 +43,7 @@ async def _stop(pond: Api, asked: Arguments) -> int:
     elif asked.force:
         _signal(chosen)
     _tell(asked, chosen, left)
-    return FAILED if left and not asked.no_wait else DONE
+    return FAILED if left else DONE
 
 
 async def _choose(pond: Api, asked: Arguments) -> list[WorkerInfo]:
@@ -69,39 +68,38 @@ async def _wait(pond: Api, asked: Arguments, chosen: list[WorkerInfo]) -> list[W
     """Until they have said goodbye, or were silent for too long, and their processes here are gone. Who is left."""
     give_up_at = None if asked.timeout is None else time.monotonic() + asked.timeout
     signal_at = time.monotonic()
-    left, names = chosen, {one.incarnation for one in chosen}
+    left = chosen
     while left and (give_up_at is None or time.monotonic() < give_up_at):
         if asked.force and time.monotonic() >= signal_at:
             _signal(left)
             signal_at = time.monotonic() + SIGNAL_S
         await asyncio.sleep(LOOK_S)
-        left = await _left(pond, left, names)
+        left = await _left(pond, left)
     return left
 
 
-async def _left(pond: Api, workers: list[WorkerInfo], asked: set[str]) -> list[WorkerInfo]:
-    """One that replaced itself meanwhile, in the same process, is asked too."""
+async def _left(pond: Api, workers: list[WorkerInfo]) -> list[WorkerInfo]:
+    """Asks again: one that has only just registered may not have listened, and one may have replaced itself."""
     from millpond.jobs.workers import ask_to_stop, list_workers
 
     alive = [one for one in await list_workers(pond) if one.active]
     names = {one.incarnation for one in alive}
     processes = {(one.host, one.pid) for one in workers}
-    fresh = [one.incarnation for one in alive if (one.host, one.pid) in processes and one.incarnation not in asked]
-    if fresh:
-        asked.update(fresh)
-        await ask_to_stop(pond, fresh)
+    await ask_to_stop(pond, [one.incarnation for one in alive if (one.host, one.pid) in processes])
     return [one for one in workers if one.incarnation in names or _is_here(one)]
 
 
 def _tell(asked: Arguments, chosen: list[WorkerInfo], left: list[WorkerInfo]) -> None:
     names = {one.incarnation for one in left}
     if asked.json:
-        stopped = [one.incarnation for one in chosen if one.incarnation not in names]
+        stopped = [one.incarnation for one in chosen if one.incarnation not in names and not asked.no_wait]
         print_json({"asked": [one.incarnation for one in chosen], "stopped": stopped})
     elif not chosen:
         say("no worker is running")
     elif asked.no_wait:
-        say(f"asked {counted(len(chosen), 'worker')} to stop")
+        say(f"asked {counted(len(chosen) - len(left), 'worker')} to stop")
+        for one in left:
+            say(f"millpond: worker {one.incarnation} does not listen yet; ask again")
     else:
         say(f"stopped {counted(len(chosen) - len(left), 'worker')}")
         for one in left:

@@ -16,7 +16,7 @@ from millpond.errors import Forbidden, NotFound
 from millpond.jobs import processes
 from millpond.jobs.names import LEASH, WORKER, WORKERS_QUEUE
 from millpond.jobs.queues import ensure_queue
-from millpond.model import LIST_LIMIT_MAX, WAIT_MAX_MS, NewItem, State
+from millpond.model import LIST_LIMIT_MAX, WAIT_MAX_MS, NewItem, Result, State
 
 HEARTBEAT = 10.0  # seconds between two; each is a row in a journal that is kept for a week
 LOST_AFTER = 30.0  # seconds without one: three were missed
@@ -150,7 +150,7 @@ def _read(payload: bytes) -> WorkerInfo | None:
 
 
 async def ask_to_stop(api: Api, incarnations: Sequence[str]) -> list[str]:
-    """Returns those that will know of it; the others have gone already."""
+    """Returns those that will know of it; the others have gone already, or do not listen yet."""
     names = [leash_id(incarnation) for incarnation in incarnations]
     if not names:
         return []
@@ -158,4 +158,9 @@ async def ask_to_stop(api: Api, incarnations: Sequence[str]) -> list[str]:
         results = await api.cancel(WORKERS_QUEUE, names)
     except NotFound:
         return []
-    return [one for one, result in zip(incarnations, results, strict=True) if result.ok]
+    return [one for one, result in zip(incarnations, results, strict=True) if not _is_missing(result)]
+
+
+def _is_missing(leash: Result) -> bool:
+    """One that was asked before has its leash cut, which is an error too."""
+    return leash.error is not None and leash.error.code == NotFound.code
