@@ -13,7 +13,7 @@ from millpond.errors import InvalidRequest, KeyConflict, NotFound
 from millpond.jobs import links
 from millpond.jobs.control import cancel, find_job, link_of, release, retry_dead
 from millpond.jobs.enqueue import enqueue
-from millpond.jobs.held import link_id
+from millpond.jobs.held import read_link
 from millpond.jobs.names import LINKS_QUEUE
 from millpond.jobs.parking import parks_of
 from millpond.jobs.spec import IfDead
@@ -213,6 +213,31 @@ def test_a_job_that_was_cancelled_long_ago_is_not_brought_back_by_its_link(run: 
     run(act)
 
 
+def test_a_link_has_nothing_to_do_with_a_later_job_of_the_same_id(run: Run) -> None:
+    """The queue has forgotten the id of a cancelled job, but a worker follows its link still."""
+
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        await enqueue(mill.pond, "jobs", command(), id="b", delay="1h")
+        await mill.pond.create_queue("short", dedup_window="1s", completed_retention="1s")
+        await enqueue(mill.pond, "short", command("old"), id="c", after=["jobs/a"])
+        old = await following(mill)
+        await parked(mill)
+        await cancel(mill.pond, "short", "c")
+        await mill.pass_in("short", 2)
+        await enqueue(mill.pond, "short", command("new"), id="c", after=["jobs/b"], on_conflict="reject")
+        assert await mill.work() == "a"
+        await old
+        assert (await find_job(mill.pond, "c")).held
+        new = await following(mill)
+        await release(mill.pond, "jobs", "b")
+        assert await mill.work() == "b"
+        await new
+        assert await mill.work("short") == "c"
+
+    run(act)
+
+
 def test_a_link_makes_way_for_others_and_knows_what_has_completed(run: Run) -> None:
     async def act(mill: Mill) -> None:
         for parent in ("a", "b"):
@@ -228,7 +253,9 @@ def test_a_link_makes_way_for_others_and_knows_what_has_completed(run: Run) -> N
         assert link is not None
         assert (link.state, link.state_doc) == (State.READY, {"done": ["jobs/a"]})
         [other] = await mill.pond.lease(LINKS_QUEUE)
-        assert other.id == link_id("jobs", "d")
+        behind = await link_of(mill.pond, "jobs", "d")
+        assert behind is not None
+        assert other.id == behind.id
 
     run(act)
 
@@ -331,6 +358,31 @@ def test_a_job_that_a_worker_made_of_its_link_was_enqueued_all_the_same(run: Run
     run(act)
 
 
+@pytest.mark.parametrize("queue", [LINKS_QUEUE, "jobs"])
+def test_of_two_jobs_with_one_id_the_first_waits_for_what_it_said(run: Run, queue: str) -> None:
+    async def act(mill: Mill) -> None:
+        for parent in ("a", "b"):
+            await enqueue(mill.pond, "jobs", command(), id=parent)
+
+        async def first() -> None:
+            if not made:
+                made.append(None)
+                made[0] = await enqueue(mill.pond, "jobs", command("first"), id="c", after=["b"])
+
+        made: list[Any] = []
+        late: Any = Late(mill.pond, "produce", first, queue=queue)
+        second = await enqueue(late, "jobs", command("second"), id="c", after=["a"])
+        assert (made[0].duplicate, second.duplicate) == (False, True)
+        link = await link_of(mill.pond, "jobs", "c")
+        assert link is not None
+        assert (link.state, await links_left(mill)) == (State.READY, 1)
+        told = read_link(link.payload)
+        assert told is not None
+        assert told.after == ["b"]
+
+    run(act)
+
+
 def test_what_cannot_be_waited_for_is_refused(run: Run) -> None:
     async def act(mill: Mill) -> None:
         pond = mill.pond
@@ -359,7 +411,9 @@ def test_a_link_of_a_kind_other_than_its_jobs_is_dropped(run: Run) -> None:
     async def act(mill: Mill) -> None:
         await enqueue(mill.pond, "jobs", command(), id="a")
         await enqueue(mill.pond, "jobs", command("rm"), id="b", after=["a"])
-        stolen = (await mill.pond.get_item(LINKS_QUEUE, link_id("jobs", "b"))).payload.replace(b"b", b"z")
+        link = await link_of(mill.pond, "jobs", "b")
+        assert link is not None
+        stolen = link.payload.replace(b"b", b"z")
         await mill.pond.clear(LINKS_QUEUE)
         for payload, kind in ((stolen, ""), (stolen, "task"), (b"rubbish", "command")):
             await mill.pond.produce(LINKS_QUEUE, [NewItem(payload=payload, kind=kind, encoding="msgpack")])

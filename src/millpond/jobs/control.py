@@ -124,6 +124,7 @@ async def wait_for_end(api: Api, queue: str, id: str, wait: float | None = None)
 async def link_of(api: Api, queue: str, id: str) -> Item | None:
     """What keeps a held job; None: nothing does, or it may not be looked at."""
     try:
-        return await look(api, LINKS_QUEUE, link_id(queue, id))
+        job = await look(api, queue, id)
+        return None if job is None else await look(api, LINKS_QUEUE, link_id(queue, job))
     except MillpondError:
         return None

@@ -56,9 +56,15 @@ class Link(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.run_at if self.delay is None else made_at + timedelta(seconds=self.delay)
 
 
-def link_id(queue: str, item_id: str) -> str:
-    """Follows from the job, so that there is one link a job, and who has the job finds the link."""
-    return "link-" + hashlib.sha256(f"{queue}/{item_id}".encode()).hexdigest()[:40]
+def link_id(queue: str, job: Item | Link) -> str:
+    """Follows from the job, so that who has it finds its link; that of another job with the same id is another."""
+    digest = hashlib.sha256(f"{queue}/{job.id} {job.correlation_id}\n".encode() + job.payload)
+    return "link-" + digest.hexdigest()[:40]
+
+
+def is_of(link: Link, job: Item) -> bool:
+    """Whether it was this enqueuing that the job came from: its id may have been another's, before or at that time."""
+    return (job.correlation_id, job.payload) == (link.correlation_id, link.payload)
 
 
 async def hold(api: Api, queue: str, item: NewItem, spec: JobSpec, on_conflict: OnConflict = "ignore") -> Produced:
@@ -94,7 +100,7 @@ async def look(api: Api, queue: str, item_id: str) -> Item | None:
 async def due_of(api: Api, queue: str, item: Item) -> datetime | None:
     """When a held job is due once it waits for no other; None: at once, or the link may not be looked at."""
     try:
-        found = await look(api, LINKS_QUEUE, link_id(queue, item.id))
+        found = await look(api, LINKS_QUEUE, link_id(queue, item))
     except Forbidden:
         return None
     link = None if found is None else read_link(found.payload)
@@ -169,20 +175,19 @@ async def _produce(api: Api, link: Link, item: NewItem, on_conflict: OnConflict)
             raise _taken(f"id {item.id!r}", found.id)
         return Produced(found.id, found.correlation_id, True)
     await ensure_queue(api, LINKS_QUEUE)
-    name = link_id(link.queue, link.id)
+    name = link_id(link.queue, link)
     made = NewItem(payload=msgspec.msgpack.encode(link), id=name, kind=item.kind, encoding=MSGPACK, reference=link.id)
     try:
         await api.produce(LINKS_QUEUE, [made], on_conflict="replace")
     except KeyConflict:
-        pass  # the same job was enqueued just now, and a worker follows its link already
+        pass  # this very job was enqueued before, and a worker follows its link already
     [produced] = await api.produce(link.queue, [held_item(link, item.kind)])
     if not produced.duplicate:
         return produced
     found = await look(api, link.queue, link.id) if produced.id == link.id else None
-    if found is not None and (found.correlation_id, found.payload) == (link.correlation_id, link.payload):
+    if found is not None and is_of(link, found):
         return Produced(found.id, found.correlation_id, False)  # a worker found our link before we came to this
-    if found is None:
-        await _cancel(api, LINKS_QUEUE, name)  # key or id are those of another job, or of one that has ended
+    await _cancel(api, LINKS_QUEUE, name)  # key or id are those of another job, or of one that has ended
     if on_conflict == "reject":
         raise _taken("the id or key", produced.id)
     return produced

@@ -12,13 +12,13 @@ from typing import Any
 
 from millpond.api import Api
 from millpond.errors import Forbidden, LeaseLost, MillpondError, NotFound
-from millpond.jobs.held import FAILED_STATES, Link, held_item, look, read_link
+from millpond.jobs.held import FAILED_STATES, Link, held_item, is_of, look, read_link
 from millpond.jobs.names import KINDS, LINKS_QUEUE
 from millpond.jobs.now import by_lease
 from millpond.jobs.parking import parks_of
 from millpond.jobs.spec import try_decode
 from millpond.jobs.view import is_held
-from millpond.model import LeasedItem, Retry, State
+from millpond.model import Item, LeasedItem, Retry, State
 
 LINKS_AT_ONCE = 256  # that a worker follows at a time: each has its lease extended
 LINK_LEASE = 30.0  # seconds: the links of a worker that died are followed by another after so long
@@ -84,7 +84,7 @@ class _Follower:
     async def _end(self, failed: list[str]) -> None:
         """Somebody may have released, cancelled or replaced the job meanwhile: what it does then is not ours."""
         child = await look(self._api, self._link.queue, self._link.id)
-        if child is None or not is_held(child):
+        if child is None or not self._holds(child):
             await self._complete()
         elif failed:
             await self._fail()
@@ -95,7 +95,7 @@ class _Follower:
         """Produces the job if it is missing and cannot have ended: who enqueued it died between link and job."""
         link = self._link
         if (child := await look(self._api, link.queue, link.id)) is not None:
-            return is_held(child)
+            return self._holds(child)
         age = (self._now - self._item.created_at).total_seconds()
         if age > await self._window() / 2:
             return False  # whoever sees its id free now would see it free after it has ended, too
@@ -103,7 +103,10 @@ class _Follower:
         if not produced.duplicate:
             return True
         child = await look(self._api, link.queue, link.id)  # who enqueued it may have come in between
-        return child is not None and is_held(child)
+        return child is not None and self._holds(child)
+
+    def _holds(self, child: Item) -> bool:
+        return is_held(child) and is_of(self._link, child)
 
     async def _window(self) -> float:
         try:
