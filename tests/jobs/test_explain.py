@@ -11,6 +11,8 @@ from millpond.errors import NotFound
 from millpond.jobs.control import cancel
 from millpond.jobs.enqueue import enqueue
 from millpond.jobs.explain import Explanation, explain, span
+from millpond.jobs.links import LINK_LEASE, follow
+from millpond.jobs.names import LINKS_QUEUE
 from millpond.jobs.position import ahead_of
 from millpond.jobs.workers import heartbeat
 from tests.jobs.conftest import Mill, Run, command
@@ -116,6 +118,23 @@ def test_a_job_that_waits_for_others_names_them(run: Run) -> None:
         assert "no worker is running to release it" in (await why(mill)).sentence
         await heartbeat(mill.pond, worker(mill))
         assert (await why(mill)).reason == "releasing"
+
+    run(act)
+
+
+def test_a_job_that_was_held_is_released_at_the_next_look(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="p", max_retries=1)
+        await mill.work(error="boom")
+        await enqueue(mill.pond, "jobs", command(), id="a", after=["p"], if_dead="hold")
+        [link] = await mill.pond.lease(LINKS_QUEUE, lease_timeout=LINK_LEASE)
+        await follow(mill.pond, link, mill.now)
+        await mill.pond.redrive("jobs")
+        await mill.work()
+        await heartbeat(mill.pond, worker(mill))
+        said = await why(mill)
+        assert (said.reason, said.until) == ("releasing", mill.now + timedelta(seconds=10))
+        assert "is released 2026-03-02 08:00:10 UTC (in 10s), or by `millpond job release`" in said.sentence
 
     run(act)
 

@@ -10,15 +10,15 @@ import pytest
 
 from millpond import NewItem
 from millpond.errors import InvalidRequest, KeyConflict, NotFound
-from millpond.jobs import links
-from millpond.jobs.control import cancel, find_job, link_of, release, retry_dead
+from millpond.jobs import held, links
+from millpond.jobs.control import cancel, find_item, find_job, release, retry_dead
 from millpond.jobs.enqueue import enqueue
-from millpond.jobs.held import read_link
+from millpond.jobs.held import look_again, read_link
 from millpond.jobs.names import LINKS_QUEUE
 from millpond.jobs.parking import parks_of
 from millpond.jobs.spec import IfDead
 from millpond.jobs.view import JobState
-from millpond.model import State
+from millpond.model import Item, State
 from tests.jobs.conftest import Mill, Run, command
 from tests.jobs.trouble import Killed, Late, Trouble
 
@@ -37,6 +37,10 @@ async def parked(mill: Mill) -> None:
 
 async def state_of(mill: Mill, id: str) -> JobState:
     return (await find_job(mill.pond, id)).state
+
+
+async def link_of(mill: Mill, id: str) -> Item | None:
+    return await held.link_of(mill.pond, *await find_item(mill.pond, id))
 
 
 async def links_left(mill: Mill) -> int:
@@ -130,6 +134,43 @@ def test_a_job_can_be_held_until_the_dead_one_was_revived(run: Run) -> None:
         mill.pass_(links.HOLD_LOOK)
         await (await following(mill))
         assert await mill.work() == "b"
+
+    run(act)
+
+
+def test_a_job_that_is_held_for_a_revived_one_need_not_wait_for_the_next_look(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await look_again(mill.pond, {("jobs", "a")})  # there never was a link
+        for id in ("a", "b"):
+            await enqueue(mill.pond, "jobs", command(), id=id, max_retries=1)
+            await mill.work(error="no")
+            await enqueue(mill.pond, "jobs", command(), id=f"for-{id}", after=[id], if_dead="hold")
+            await (await following(mill))
+        await retry_dead(mill.pond, "jobs", "a")
+        await look_again(mill.pond, {("jobs", "a")})
+        task = await following(mill)
+        assert await mill.pond.lease(LINKS_QUEUE) == []
+        assert await mill.work() == "a"
+        await task
+        assert await mill.work() == "for-a"
+
+    run(act)
+
+
+def test_one_that_stays_dead_is_looked_at_less_and_less_often(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a", max_retries=1)
+        await mill.work(error="no")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"], if_dead="hold")
+        waits: list[float] = []
+        for _ in range(7):
+            await (await following(mill))
+            link = await link_of(mill, "b")
+            assert link is not None
+            assert link.enqueue_at is not None
+            waits.append((link.enqueue_at - mill.now).total_seconds())
+            mill.pass_until(link.enqueue_at)
+        assert waits == [10, 20, 40, 80, 160, links.HOLD_LOOK_MAX, links.HOLD_LOOK_MAX]
 
     run(act)
 
@@ -249,11 +290,11 @@ def test_a_link_makes_way_for_others_and_knows_what_has_completed(run: Run) -> N
         while not task.done():
             mill.pass_(1)
             await mill.pond.stats("jobs")
-        link = await link_of(mill.pond, "jobs", "c")
+        link = await link_of(mill, "c")
         assert link is not None
         assert (link.state, link.state_doc) == (State.READY, {"done": ["jobs/a"]})
         [other] = await mill.pond.lease(LINKS_QUEUE)
-        behind = await link_of(mill.pond, "jobs", "d")
+        behind = await link_of(mill, "d")
         assert behind is not None
         assert other.id == behind.id
 
@@ -272,7 +313,7 @@ def test_a_link_with_nobody_behind_it_stays_with_its_worker(run: Run) -> None:
             await mill.pond.stats(LINKS_QUEUE)
             for _ in range(50):
                 await asyncio.sleep(0)
-        link = await link_of(mill.pond, "jobs", "b")
+        link = await link_of(mill, "b")
         assert link is not None
         assert (link.state, link.deliveries) == (State.LEASED, 1)
         await mill.work()
@@ -373,7 +414,7 @@ def test_of_two_jobs_with_one_id_the_first_waits_for_what_it_said(run: Run, queu
         late: Any = Late(mill.pond, "produce", first, queue=queue)
         second = await enqueue(late, "jobs", command("second"), id="c", after=["a"])
         assert (made[0].duplicate, second.duplicate) == (False, True)
-        link = await link_of(mill.pond, "jobs", "c")
+        link = await link_of(mill, "c")
         assert link is not None
         assert (link.state, await links_left(mill)) == (State.READY, 1)
         told = read_link(link.payload)
@@ -411,7 +452,7 @@ def test_a_link_of_a_kind_other_than_its_jobs_is_dropped(run: Run) -> None:
     async def act(mill: Mill) -> None:
         await enqueue(mill.pond, "jobs", command(), id="a")
         await enqueue(mill.pond, "jobs", command("rm"), id="b", after=["a"])
-        link = await link_of(mill.pond, "jobs", "b")
+        link = await link_of(mill, "b")
         assert link is not None
         stolen = link.payload.replace(b"b", b"z")
         await mill.pond.clear(LINKS_QUEUE)

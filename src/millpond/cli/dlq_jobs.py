@@ -87,6 +87,7 @@ async def _retry(pond: Api, asked: Arguments) -> int:
     """Each by itself: one that cannot go back does not hold up the others."""
     from millpond.cli.list import find
     from millpond.errors import MillpondError
+    from millpond.jobs.held import look_again
 
     ids: list[tuple[str, str | None]] = [(id, asked.jobs_queue) for id in dict.fromkeys(asked.ids)]
     if asked.all:
@@ -102,6 +103,8 @@ async def _retry(pond: Api, asked: Arguments) -> int:
                 say(f"millpond: {error.message}")
                 codes.add(code_of(error))
             progress(number)
+    if done:
+        await look_again(pond, {(one["queue"], one["id"]) for one in done})
     if asked.json:
         print_json(done)
     elif asked.all:

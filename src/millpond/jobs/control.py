@@ -6,9 +6,9 @@ import re
 from collections.abc import AsyncIterator
 
 from millpond.api import Api
-from millpond.errors import Forbidden, MillpondError, NotFound, made
-from millpond.jobs.held import link_id, look
-from millpond.jobs.names import JOBS_QUEUE, KINDS, LINKS_QUEUE
+from millpond.errors import Forbidden, NotFound, made
+from millpond.jobs.held import look
+from millpond.jobs.names import JOBS_QUEUE, KINDS
 from millpond.jobs.queues import job_queues
 from millpond.jobs.view import ITEM_STATES, Job, JobState, job_of
 from millpond.model import ENDED, LIST_LIMIT_MAX, Item, Result, State
@@ -86,7 +86,7 @@ async def cancel(api: Api, queue: str, id: str) -> None:
 
 
 async def retry_dead(api: Api, queue: str, id: str) -> None:
-    """A dead job runs again, with all its attempts before it."""
+    """A dead job runs again, with all its attempts before it. `held.look_again` tells those that are held for it."""
     redriven = await api.redrive(queue, ids=[id])
     if redriven.errors:
         [error] = redriven.errors.values()
@@ -119,12 +119,3 @@ async def wait_for_end(api: Api, queue: str, id: str, wait: float | None = None)
             left -= now
             if left <= 0:
                 return item
-
-
-async def link_of(api: Api, queue: str, id: str) -> Item | None:
-    """What keeps a held job; None: nothing does, or it may not be looked at."""
-    try:
-        job = await look(api, queue, id)
-        return None if job is None else await look(api, LINKS_QUEUE, link_id(queue, job))
-    except MillpondError:
-        return None

@@ -12,7 +12,7 @@ import msgspec
 
 from millpond.api import Api
 from millpond.errors import Forbidden, NotFound
-from millpond.jobs.held import FAILED_STATES, due_of, look
+from millpond.jobs.held import FAILED_STATES, due_of, link_of, look
 from millpond.jobs.position import Ahead, ahead_of
 from millpond.jobs.spec import parent_of, try_decode
 from millpond.jobs.view import JOB_STATE, is_held
@@ -167,11 +167,19 @@ class _Teller:
             return self._say("blocked", sentence, jobs=_bare(failed))
         if waiting:
             return self._say("waiting_for_jobs", f"is waiting for {_jobs(waiting)} to complete", jobs=_bare(waiting))
+        return await self._released()
+
+    async def _released(self) -> Explanation:
         due = await due_of(self._api, self._queue, self._item)
         if due is not None and due > self._now:
             return self._say("not_due", f"is not due until {when(due, self._now)}", until=due)
         if await self._workers() == []:
             return self._say("no_worker", "waits for no other job any more, but no worker is running to release it")
+        link = await link_of(self._api, self._queue, self._item)
+        if link is not None and link.enqueue_at is not None and link.enqueue_at > self._now:
+            at = when(link.enqueue_at, self._now)
+            sentence = f"waits for no other job any more, and is released {at}, or by `millpond job release`"
+            return self._say("releasing", sentence, until=link.enqueue_at)
         return self._say("releasing", "waits for no other job any more, and is released in a moment")
 
     # ---- what could run -----------------------------------------------------------------------------------

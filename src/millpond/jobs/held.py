@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 import msgspec
@@ -20,7 +21,7 @@ from millpond.errors import Forbidden, InvalidRequest, KeyConflict, NotFound
 from millpond.jobs.names import HELD, LINKS_QUEUE
 from millpond.jobs.queues import ensure_queue
 from millpond.jobs.spec import MSGPACK, IfDead, JobSpec, parent_of
-from millpond.model import Item, NewItem, OnConflict, Produced, State
+from millpond.model import LIST_LIMIT_MAX, TOKEN_BATCH_MAX, Item, NewItem, OnConflict, Produced, State
 
 FAILED_STATES = (State.DEAD, State.CANCELLED)
 
@@ -99,12 +100,41 @@ async def look(api: Api, queue: str, item_id: str) -> Item | None:
 
 async def due_of(api: Api, queue: str, item: Item) -> datetime | None:
     """When a held job is due once it waits for no other; None: at once, or the link may not be looked at."""
-    try:
-        found = await look(api, LINKS_QUEUE, link_id(queue, item))
-    except Forbidden:
-        return None
+    found = await link_of(api, queue, item)
     link = None if found is None else read_link(found.payload)
     return None if found is None or link is None else link.due(found.created_at)
+
+
+async def link_of(api: Api, queue: str, item: Item) -> Item | None:
+    """What keeps a held job; None: nothing does, or it may not be looked at."""
+    try:
+        return await look(api, LINKS_QUEUE, link_id(queue, item))
+    except Forbidden:
+        return None
+
+
+async def look_again(api: Api, parents: Collection[tuple[str, str]]) -> None:
+    """At once, by the links that were put off because one of these jobs was dead. Else they do in some minutes."""
+    try:
+        names = await _put_off(api, parents)
+        for start in range(0, len(names), TOKEN_BATCH_MAX):
+            await api.make_ready(LINKS_QUEUE, names[start : start + TOKEN_BATCH_MAX])
+    except (Forbidden, NotFound):
+        pass  # not by this token; or there never was a link
+
+
+async def _put_off(api: Api, parents: Collection[tuple[str, str]]) -> list[str]:
+    names: list[str] = []
+    after: str | None = None
+    while True:
+        page = await api.list_items(LINKS_QUEUE, state=State.SCHEDULED, after=after, limit=LIST_LIMIT_MAX)
+        for item in page.items:
+            link = read_link(item.payload)
+            if link is not None and not set(parents).isdisjoint(link.parents):
+                names.append(item.id)
+        after = page.next
+        if after is None:
+            return names
 
 
 def read_link(payload: bytes) -> Link | None:

@@ -23,7 +23,8 @@ from millpond.model import Item, LeasedItem, Retry, State
 LINKS_AT_ONCE = 256  # that a worker follows at a time: each has its lease extended
 LINK_LEASE = 30.0  # seconds: the links of a worker that died are followed by another after so long
 LINK_SLICE = 15.0  # seconds parked before the lease is extended, or the link makes way for another
-HOLD_LOOK = 300.0  # seconds between two looks at a job that is dead, and may be revived
+HOLD_LOOK = 10.0  # seconds until the next look at a job that is dead, and may be revived; twice as long each time
+HOLD_LOOK_MAX = 300.0
 ERROR_PAUSE = 10.0  # seconds, after a call that failed
 
 logger = logging.getLogger(__name__)
@@ -154,7 +155,8 @@ class _Follower:
         """A job that is held may go on once the dead one was revived and has completed."""
         if self._link.if_dead == "hold":
             await self._note()
-            await _hand_back(self._api, self._item, delay=HOLD_LOOK)
+            delay = min(HOLD_LOOK_MAX, HOLD_LOOK * 2.0 ** min(self._item.deliveries - 1, 10))
+            await _hand_back(self._api, self._item, delay=delay)
             return
         await self._api.cancel(self._link.queue, [self._link.id])
         await self._complete()
