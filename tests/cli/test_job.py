@@ -147,6 +147,22 @@ def test_a_job_that_is_not_there_is_three(cli: Cli) -> None:
     assert cli("job", "cancel").code == 2
 
 
+@pytest.mark.parametrize("looks", ["list", "list --state dead", "dlq list", "schedule list", "worker list"])
+def test_before_the_first_job_there_is_nothing_to_list(cli: Cli, looks: str) -> None:
+    assert cli.value(*looks.split()) == []
+    ran = cli(*looks.split())
+    assert (ran.code, ran.out) == (0, "")
+    assert f"there is no data directory {cli.data} yet" in ran.err
+    assert not cli.data.exists()
+
+
+def test_before_the_first_job_there_is_a_status_and_nobody_to_stop(cli: Cli) -> None:
+    assert set(cli.value("status")["counts"].values()) == {0}
+    assert "no worker is running" in cli("worker", "stop").err
+    assert (cli("list", "--queue", "reports").code, cli("list", "--data", "nowhere").code) == (3, 3)
+    assert not cli.data.exists()
+
+
 def test_the_log_of_an_attempt_is_shown(cli: Cli) -> None:
     cli.ok("enqueue", "true", "--id", "a")
     unseen = cli("job", "logs", "a")

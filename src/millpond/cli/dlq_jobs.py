@@ -20,7 +20,7 @@ NAMED = 5  # other queues with dead items
 def list_dead(asked: Arguments, limit: int | None) -> int:
     from millpond.cli.list import print_jobs
 
-    jobs, more, others = on_pond(asked, lambda pond: _look(pond, asked, limit))
+    jobs, more, others = on_pond(asked, lambda pond: _look(pond, asked, limit), empty=True)
     if asked.json:
         print_json(jobs)
         return DONE

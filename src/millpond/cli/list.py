@@ -39,7 +39,7 @@ def add(subparsers: Subparsers) -> None:
 
 def list_all(asked: Arguments) -> int:
     limit = asked.limit if asked.limit or asked.json else LIMIT
-    jobs, more = on_pond(asked, lambda pond: find(pond, asked.queue, asked.state, limit))
+    jobs, more = on_pond(asked, lambda pond: find(pond, asked.queue, asked.state, limit), empty=True)
     if asked.json:
         print_json(jobs)
     elif jobs:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millpond.cli.flags import Arguments, add_config_flags, load_or_exit
+from millpond.cli.output import say
 
 if TYPE_CHECKING:
     from millpond.blocking import Pond
@@ -98,15 +99,37 @@ def open_async_pond(
     return AsyncClient(server, token=token_of(), timeout=ANSWER_S, patient=patient)
 
 
-def on_pond(asked: Arguments, work: Callable[[Any], Awaitable[T]], *, create: bool = False, listen: bool = False) -> T:
-    """What `work` gives, on an event loop of its own. The pond that it is called with has the calls of `Api`."""
+def on_pond(
+    asked: Arguments,
+    work: Callable[[Any], Awaitable[T]],
+    *,
+    create: bool = False,
+    listen: bool = False,
+    empty: bool = False,
+) -> T:
+    """What `work` gives, on an event loop of its own. The pond that it is called with has the calls of `Api`.
+
+    `empty`: it only looks, and before the first job there is nothing to see, which is no failure. A directory that
+    the command itself names must be there.
+    """
     import asyncio
 
     async def run() -> T:
-        async with open_async_pond(asked, create=create, listen=listen, patient=False) as pond:
+        if empty and asked.data is None and server_of(asked) is None and not data_of(asked).is_dir():
+            opened = _empty_pond(asked)
+        else:
+            opened = open_async_pond(asked, create=create, listen=listen, patient=False)
+        async with opened as pond:
             return await work(pond)
 
     return asyncio.run(run())
+
+
+def _empty_pond(asked: Arguments) -> AsyncPond | AsyncClient:
+    import millpond
+
+    say(f"there is no data directory {data_of(asked)} yet; the first `millpond enqueue` makes it")
+    return millpond.AsyncPond(":memory:")
 
 
 @contextmanager

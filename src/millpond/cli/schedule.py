@@ -126,7 +126,7 @@ async def _add(pond: Api, asked: Arguments, given: Given) -> Scheduled:
 def list_all(asked: Arguments) -> int:
     from millpond.jobs.schedules import list_schedules
 
-    found = on_pond(asked, list_schedules)
+    found = on_pond(asked, list_schedules, empty=True)
     if asked.json:
         print_json([_shown(one) for one in found])
     elif found:

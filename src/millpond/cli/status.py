@@ -34,7 +34,7 @@ def add(subparsers: Subparsers) -> None:
 
 
 def status(asked: Arguments) -> int:
-    found = on_pond(asked, lambda pond: _look(pond, asked))
+    found = on_pond(asked, lambda pond: _look(pond, asked), empty=True)
     if asked.json:
         import msgspec
 

@@ -129,7 +129,7 @@ def _stop(asked: Arguments) -> int:
 def list_all(asked: Arguments) -> int:
     from millpond.jobs.workers import list_workers
 
-    found = on_pond(asked, list_workers)
+    found = on_pond(asked, list_workers, empty=True)
     if asked.json:
         import msgspec
 

@@ -27,7 +27,7 @@ SIGNAL_S = 0.5  # between two signals: the first may only drain
 
 
 def stop(asked: Arguments) -> int:
-    return on_pond(asked, lambda pond: _stop(pond, asked), listen=True)
+    return on_pond(asked, lambda pond: _stop(pond, asked), listen=True, empty=True)
 
 
 async def _stop(pond: Api, asked: Arguments) -> int:
