@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from millpond.cli.job_logs import _next
 from millpond.model import Retry
+from millpond.worker.logs import Logs
 from tests.cli.calls import Cli
 
 pytestmark = pytest.mark.slow  # each opens a data directory again and again
@@ -184,6 +186,25 @@ def test_the_log_of_an_attempt_is_shown(cli: Cli) -> None:
     assert cli("job", "logs", "a", "-f", "--json").code == 2
     folder.rename(folder.parent / "forgotten")
     assert cli.ok("job", "logs", "forgotten") == "attempt 2\n"
+
+
+def test_every_attempt_after_the_latest_is_followed(tmp_path: Path) -> None:
+    logs, seen = Logs(tmp_path), list[Path]()
+    folder = logs.folder("jobs", "a")
+    folder.mkdir(parents=True)
+
+    def write(*attempts: int) -> None:
+        for attempt in attempts:
+            (folder / f"{attempt}.log").write_text(f"attempt {attempt}\n")
+
+    def numbers() -> list[int]:
+        return [log.attempt for log in iter(lambda: _next(logs, "jobs", "a", None, seen), None)]
+
+    assert numbers() == []
+    write(1, 2)
+    assert numbers() == [2]
+    write(3, 4)
+    assert numbers() == [3, 4]
 
 
 # ---- dlq ----------------------------------------------------------------------------------------------------------

@@ -158,6 +158,20 @@ def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     assert b"".join(logs.follow("jobs", "j", is_over=lambda: False, pause=pause)) == b"late"
 
 
+def test_a_log_that_is_being_made_is_waited_for(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    folder = logs.folder("jobs", "j")
+    folder.mkdir(parents=True)
+    path = folder / "1.log"
+    path.touch()  # its writer has not come to its lock
+    assert logs.latest("jobs", "j") is None
+
+    def pause(_: float) -> None:
+        path.write_bytes(b"late")
+
+    assert list(logs.follow("jobs", "j", is_over=lambda: False, pause=pause)) == [b"late"]
+
+
 def test_a_job_that_ends_without_a_log_is_not_followed_for_ever(tmp_path: Path) -> None:
     over = iter([False, True])
     assert list(Logs(tmp_path).follow("jobs", "j", is_over=lambda: next(over), pause=lambda _: None)) == []

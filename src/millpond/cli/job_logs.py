@@ -112,22 +112,29 @@ def _follow(asked: Arguments, here: Logs, queue: str, shelf: str, id: str) -> in
 
     with open_pond(asked, listen=True) as pond:
         is_over = _is_over(pond, queue, id)
-        seen: Path | None = None
+        seen: list[Path] = []
         while True:
             over = is_over()  # looked at before the logs, so that none is missed
-            log = here.latest(shelf, id, asked.attempt)
-            if log is not None and log.path != seen:
-                seen = log.path
+            log = _next(here, shelf, id, asked.attempt, seen)
+            if log is not None:
                 for chunk in follow(log.path):
                     sys.stdout.buffer.write(chunk)
                     sys.stdout.buffer.flush()
-            elif over or (log is not None and asked.attempt is not None):
+            elif over or (seen and asked.attempt is not None):
                 break
             else:
                 time.sleep(LOOK_S)
-    if seen is None:
+    if not seen:
         say(f"job {id} has printed nothing, as far as is known here")
     return DONE
+
+
+def _next(here: Logs, shelf: str, id: str, attempt: int | None, seen: list[Path]) -> Log | None:
+    """The latest at first, then each that came after it; they are noted in `seen`."""
+    fresh = [log for log in here.attempts(shelf, id) if attempt in (None, log.attempt) and log.path not in seen]
+    chosen = fresh[:1] if seen else fresh[-1:]
+    seen += [log.path for log in (chosen if seen else fresh)]
+    return chosen[0] if chosen else None
 
 
 def _is_over(pond: Any, queue: str, id: str) -> Callable[[], bool]:

@@ -72,14 +72,20 @@ class Logs:
         return f"{self._root}/{shelf}/{'+' if item_id in ('.', '..') else ''}{item_id}"
 
     def attempts(self, shelf: str, item_id: str) -> list[Log]:
-        """Oldest first: an attempt that was retried by hand comes after those before it."""
+        """Oldest first: an attempt that was retried by hand comes after those before it.
+
+        An empty one is about to be written, and not locked yet: who looked at its lock would take it for one that has
+        ended, or keep its writer from it.
+        """
         found = []
         try:
             entries = list(os.scandir(self.folder(shelf, item_id)))
         except (FileNotFoundError, NotADirectoryError):
             return []
         for entry in entries:
-            if (match := _NAME.fullmatch(entry.name)) is not None and (log := _look(entry, int(match[1]))) is not None:
+            match = _NAME.fullmatch(entry.name)
+            log = None if match is None else _look(entry, int(match[1]))
+            if log is not None and log.bytes:
                 found.append(log)
         return sorted(found, key=lambda log: (log.modified, log.attempt))
 
