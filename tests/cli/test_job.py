@@ -279,6 +279,7 @@ def test_a_schedule_is_added_listed_paused_and_removed(cli: Cli) -> None:
         (["add", "x", "true"], 2, "--cron"),
         (["add", "x", "--every", "1m"], 2, "COMMAND"),
         (["add", "x", "--every", "1m", '{"id": "a", "command": "true"}'], 2, "no id"),
+        (["add", "x", "--every", "1m", '{"command": "true", "expire_timeout": "5m"}'], 2, "no expire_timeout"),
         (["add", "no spaces", "--every", "1m", "true"], 2, "no spaces"),
         (["remove", "gone"], 3, "there is no schedule 'gone'"),
         (["pause", "gone"], 3, "there is no schedule 'gone'"),

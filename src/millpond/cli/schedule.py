@@ -41,6 +41,8 @@ RESUME = """\
   millpond schedule resume backup
 """
 
+OF_ONE_JOB = ("id", "key", "delay", "run_at", "expire_timeout", "correlation_id")  # not of all that a schedule enqueues
+
 
 def add(subparsers: Subparsers) -> None:
     summary = "jobs by the clock: cron lines and intervals"
@@ -93,8 +95,9 @@ def add_schedule(asked: Arguments) -> int:
     names = ("queue", "priority", "timeout", "max_retries")
     flags = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
     given = read_job(words_of(asked.job), flags)
-    if given.job.id or given.job.key or given.job.delay is not None or given.job.run_at is not None:
-        raise InvalidRequest("a job on a schedule has no id, key, delay or run_at of its own; leave them out")
+    for name in OF_ONE_JOB:
+        if getattr(given.job, name) is not None:
+            raise InvalidRequest(f"a job on a schedule has no {name} of its own; leave it out")
     made = on_pond(asked, lambda pond: _add(pond, asked, given), create=True)
     if asked.json:
         print_json(_shown(made))
