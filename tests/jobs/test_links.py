@@ -399,6 +399,26 @@ def test_a_job_that_a_worker_made_of_its_link_was_enqueued_all_the_same(run: Run
     run(act)
 
 
+def test_a_job_that_has_run_and_was_forgotten_before_who_enqueued_it_came_to_it_was_enqueued(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        await mill.pond.create_queue("short", completed_retention=0)
+        await enqueue(mill.pond, "jobs", command(), id="a")
+
+        async def be_faster() -> None:
+            task = await following(mill)
+            await mill.work()
+            await task
+            assert await mill.work("short") == "b"
+
+        late: Any = Late(mill.pond, "produce", be_faster, queue="short")
+        made = await enqueue(late, "short", command(), id="b", after=["jobs/a"], on_conflict="reject")
+        assert (made.id, made.duplicate) == ("b", False)
+        with pytest.raises(KeyConflict):
+            await enqueue(mill.pond, "short", command(), id="b", after=["jobs/a"], on_conflict="reject")
+
+    run(act)
+
+
 @pytest.mark.parametrize("queue", [LINKS_QUEUE, "jobs"])
 def test_of_two_jobs_with_one_id_the_first_waits_for_what_it_said(run: Run, queue: str) -> None:
     async def act(mill: Mill) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from millpond.api import Api
 from millpond.durations import checked_seconds
-from millpond.errors import Forbidden, InvalidRequest, KeyConflict, NotFound
+from millpond.errors import Forbidden, InvalidRequest, KeyConflict, MillpondError, NotFound
 from millpond.jobs.names import HELD, LINKS_QUEUE
 from millpond.jobs.queues import ensure_queue
 from millpond.jobs.spec import MSGPACK, IfDead, JobSpec, parent_of
@@ -119,7 +119,7 @@ async def look_again(api: Api, parents: Collection[tuple[str, str]]) -> None:
         names = await _put_off(api, parents)
         for start in range(0, len(names), TOKEN_BATCH_MAX):
             await api.make_ready(LINKS_QUEUE, names[start : start + TOKEN_BATCH_MAX])
-    except (Forbidden, NotFound):
+    except MillpondError:
         pass  # not by this token; or there never was a link
 
 
@@ -214,13 +214,21 @@ async def _produce(api: Api, link: Link, item: NewItem, on_conflict: OnConflict)
     [produced] = await api.produce(link.queue, [held_item(link, item.kind)])
     if not produced.duplicate:
         return produced
-    found = await look(api, link.queue, link.id) if produced.id == link.id else None
-    if found is not None and is_of(link, found):
-        return Produced(found.id, found.correlation_id, False)  # a worker found our link before we came to this
+    if await _came_before(api, link, item, produced):
+        return Produced(link.id, produced.correlation_id, False)
     await _cancel(api, LINKS_QUEUE, name)  # key or id are those of another job, or of one that has ended
     if on_conflict == "reject":
         raise _taken("the id or key", produced.id)
     return produced
+
+
+async def _came_before(api: Api, link: Link, item: NewItem, produced: Produced) -> bool:
+    """Whether a worker found our link before we came to the job, made it, and perhaps ran it already."""
+    if produced.id != link.id:
+        return False
+    if (found := await look(api, link.queue, link.id)) is not None:
+        return is_of(link, found)
+    return item.correlation_id is None and produced.correlation_id == link.correlation_id  # made up, so nobody else's
 
 
 def _taken(what: str, item_id: str) -> KeyConflict:
