@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import pytest
 
 from millpond import NewItem, Retry
 from millpond.errors import NotFound
+from millpond.jobs import processes
 from millpond.jobs.control import cancel
 from millpond.jobs.enqueue import enqueue
 from millpond.jobs.explain import Explanation, explain, span
@@ -93,6 +95,25 @@ def test_a_job_in_somebodys_hands_says_in_whose(run: Run) -> None:
         await enqueue(mill.pond, "jobs", command(), id="c")
         await mill.pond.claim("jobs", "nightly", owner="spark")
         assert "is claimed by claim nightly of spark" in (await why(mill, "c")).sentence
+
+    run(act)
+
+
+def test_a_job_whose_worker_was_killed_is_not_running(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        here = processes.name_of(os.getpid())
+        gone = f"{here.rpartition('/')[0]}/1"  # the number is another's by now
+        await heartbeat(mill.pond, worker(mill, "w1", name="mill-1", pid=os.getpid(), host="box", process=gone))
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        await mill.pond.lease("jobs", client_id="w1")
+        said = await why(mill)
+        assert said.sentence == (
+            "Job a waits for its lease to end 2026-03-02 08:00:20 UTC (in 20s): "
+            f"worker mill-1 (process {os.getpid()} on box), which had it, has died."
+        )
+        assert (said.reason, said.until, said.worker) == ("worker_lost", mill.now + timedelta(seconds=20), "w1")
+        await cancel(mill.pond, "jobs", "a")
+        assert (await why(mill)).reason == "cancelling"
 
     run(act)
 

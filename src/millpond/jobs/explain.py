@@ -124,18 +124,20 @@ class _Teller:
         item = self._item
         until, who = item.lease_deadline, item.client_id
         assert until is not None, "a lease has its deadline"
-        held = f"its lease is held by {await self._name_of(who)} until {when(until, self._now)}"
+        holder = await self._holder(who)
+        name = _named(holder) if holder is not None else who or "a client without a name"
+        held = f"its lease is held by {name} until {when(until, self._now)}"
         if item.cancel_asked:
             return self._say("cancelling", f"is being cancelled: {held} at the latest", until=until, worker=who)
+        if holder is not None and not holder.active:
+            ends = f"waits for its lease to end {when(until, self._now)}"
+            return self._say("worker_lost", f"{ends}: {name}, which had it, has died", until=until, worker=who)
         return self._say("running", f"is running, attempt {self._tries()}: {held}", until=until, worker=who)
 
-    async def _name_of(self, client: str | None) -> str:
-        if not client:
-            return "a client without a name"
-        for worker in await self._workers() or []:
-            if client in (worker.incarnation, worker.name):
-                return f"worker {worker.name} (process {worker.pid} on {worker.host})"
-        return client
+    async def _holder(self, client: str | None) -> WorkerInfo | None:
+        """None: it is no worker, or none that may be looked at."""
+        workers = await self._workers() if client else None
+        return next((one for one in workers or [] if client in (one.incarnation, one.name)), None)
 
     async def claimed(self) -> Explanation:
         try:
@@ -239,6 +241,10 @@ def span(seconds: int) -> str:
             parts.append(f"{seconds // size}{name}")
             seconds %= size
     return "".join(parts[:2])
+
+
+def _named(worker: WorkerInfo) -> str:
+    return f"worker {worker.name} (process {worker.pid} on {worker.host})"
 
 
 def _is_before(one: datetime | None, other: datetime | None) -> bool:
