@@ -54,6 +54,35 @@ def test_a_worker_is_listed_with_what_it_runs_until_it_ends() -> None:
     asyncio.run(go())
 
 
+def test_a_worker_is_listed_before_it_has_a_job() -> None:
+    class Seen:
+        """Notes who is listed when jobs are asked for."""
+
+        def __init__(self, pond: AsyncPond) -> None:
+            self._pond = pond
+            self.listed: list[int] = []
+
+        def __getattr__(self, name: str) -> Any:
+            real = getattr(self._pond, name)
+
+            async def lease(queue: str, **more: Any) -> Any:
+                if queue == "jobs":
+                    self.listed.append(len(await workers.list_workers(self._pond)))
+                return await real(queue, **more)
+
+            return lease if name == "lease" else real
+
+    async def go() -> None:
+        async with AsyncPond(":memory:") as pond:
+            await put(pond, task())
+            executor, api = FakeExecutor(), Seen(pond)
+            async with at_work(worker_on(api, executor)):
+                executor.finish(await executor.next())
+                assert api.listed[0] == 1
+
+    asyncio.run(go())
+
+
 def test_a_heartbeat_on_its_way_does_not_take_back_the_farewell() -> None:
     """As at a server, which does what was asked of it also when the asker has turned away."""
 

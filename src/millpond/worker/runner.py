@@ -163,11 +163,12 @@ class Worker:
         )
 
     async def _work(self, crew: Crew) -> None:
+        if self._reason is None and self._with_services:
+            self._services = Services(self)
+            self._services.start()
+            await self._services.registered()
         if self._reason is None:
             crew.begin()
-            if self._with_services:
-                self._services = Services(self)
-                self._services.start()
         while not (self.draining and crew.idle):
             self._look_at_memory()
             self._stirred.clear()

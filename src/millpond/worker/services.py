@@ -30,6 +30,7 @@ SCHEDULES_AT_ONCE = 16  # each takes some milliseconds
 SCHEDULES_GRACE_S = 1.0  # what is being fired is fired
 LOOK_S = 1.0  # between looks at whether what the last heartbeat told is still so
 REFUSED_S = 300.0  # until what the token did not allow is tried again: somebody may have changed that
+REGISTER_S = 1.0  # for the first heartbeat, before the first job: who stops workers must see those that run one
 GOODBYE_S = 3.0  # to say that the worker has gone, and give back what its services hold
 
 
@@ -43,6 +44,7 @@ class Services:
         )
         self._links = Fed(worker, LINKS_QUEUE, links.LINKS_AT_ONCE, links.LINK_LEASE, links.follow, hands_back=True)
         self._beat = asyncio.Event()
+        self._registered = asyncio.Event()
         self._told = 0  # running jobs, in the last heartbeat
         self._telling: asyncio.Task[None] | None = None  # a heartbeat on its way
         self._started_at = to_datetime(worker.clock.now())
@@ -55,6 +57,14 @@ class Services:
             "links": self._links.step,
         }
         self._tasks = [asyncio.create_task(again_and_again(name, step)) for name, step in shells.items()]
+
+    async def registered(self) -> None:
+        """Until others can see the worker, or that failed for once, or takes too long."""
+        try:
+            async with asyncio.timeout(REGISTER_S):
+                await self._registered.wait()
+        except TimeoutError:
+            pass
 
     def beat(self) -> None:
         """At once: there is news."""
@@ -83,7 +93,10 @@ class Services:
         self._beat.clear()
         info = self.info()
         self._telling = asyncio.create_task(workers.heartbeat(self._api, info))
-        await asyncio.shield(self._telling)
+        try:
+            await asyncio.shield(self._telling)
+        finally:
+            self._registered.set()
         self._told = info.running_count
         await self._news()
 
