@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -193,6 +194,39 @@ def test_an_executor_that_crashes_is_started_again_and_its_jobs_are_not_lost(mon
                     await until_state(pond, item_id, "completed")
             assert executor.starts == 2
             assert (await pond.get_item("jobs", first)).attempts == 2
+
+    asyncio.run(go())
+
+
+def test_an_executor_that_does_not_stop_is_tried_again_after_longer_and_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("millpond.worker.restarts.PAUSE_MIN_S", 0.01)
+
+    class Stuck(FakeExecutor):
+        def __init__(self) -> None:
+            super().__init__(lambda job: DONE)
+            self.stops: list[float] = []
+
+        def run(self, job: Running, done: Done) -> None:
+            if self.starts == 1:
+                raise OSError("no more threads")
+            super().run(job, done)
+
+        async def stop(self, *, force: bool) -> None:
+            self.stops.append(asyncio.get_running_loop().time())
+            if len(self.stops) <= 3:
+                raise RuntimeError("it does not")
+            await super().stop(force=force)
+
+    async def go() -> None:
+        async with AsyncPond(":memory:") as pond:
+            [item_id] = await put(pond, task(backoff_base=0))
+            executor = Stuck()
+            async with at_work(worker_on(pond, executor)):
+                await until_state(pond, item_id, "completed")
+            pauses = [later - earlier for earlier, later in pairwise(executor.stops[:4])]
+            assert all(pause >= least for pause, least in zip(pauses, [0.009, 0.019, 0.039], strict=True))
 
     asyncio.run(go())
 

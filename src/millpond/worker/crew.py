@@ -176,5 +176,6 @@ class Crew:
             except Exception as error:
                 log.error("an executor could not be started again: %r", error, exc_info=error)
                 place.crashes.append(self._loop.time())
+                await asyncio.sleep(wait)  # it may have failed at once
         self.dispatch.fill()
         self._moved()
