@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from typing import Any
@@ -292,6 +293,35 @@ def test_an_async_task_that_returns_after_its_time_has_failed(world: World, how:
         async with working(world.app):
             with pytest.raises(TaskFailed, match=r"timed out after 0\.05s"):
                 await (await late.enqueue_async()).result()
+
+    run(go)
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_what_an_async_task_began_may_exit_and_the_others_go_on(world: World, awaited: bool) -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    @world.app.task(max_attempts=1)
+    async def begins() -> str:
+        begun = asyncio.create_task(leave())
+        await asyncio.wait([begun])
+        if awaited:
+            await begun
+        return str(begun.exception())
+
+    async def go() -> None:
+        async with working(world.app):
+            other = await world.kinds["async"].enqueue_async()
+            await world.has_begun()
+            handle = await begins.enqueue_async()
+            if awaited:
+                with pytest.raises(TaskFailed, match="SystemExit: 3"):
+                    await handle.result()
+            else:
+                assert await handle.result() == "3"
+            world.go_on.set()
+            assert await other.result() == "millpond-tasks"
 
     run(go)
 

@@ -42,6 +42,7 @@ class LoopPool:
         self._outcomes = Outcomes(loop)
         self._waiting.clear()
         self._asked, self._busy = False, 0
+        self._stopped = False
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._work, args=(self._loop,), name="millpond-tasks", daemon=True)
         self._thread.start()
@@ -50,7 +51,7 @@ class LoopPool:
         if force:
             self._outcomes.end_all(self.end)
         if await self._outcomes.idle(FORCED_S if force else None):
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._stop)
             await asyncio.to_thread(self._thread.join, FORCED_S)
         else:
             log.warning("%d async tasks do not end; they are left behind on their loop", self._outcomes.count)
@@ -91,11 +92,11 @@ class LoopPool:
 
     # ---- on the tasks' loop -----------------------------------------------------------------------------------
 
-    @staticmethod
-    def _work(loop: asyncio.AbstractEventLoop) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while not self._stopped:
+                self._run_loop(loop)
             left = asyncio.all_tasks(loop)  # what tasks began and did not wait for
             for task in left:
                 task.cancel()
@@ -103,6 +104,17 @@ class LoopPool:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Until it is stopped, or something that a task began exits: that ends nobody but itself."""
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            log.error("something that an async task began has exited: %r; the others go on", error)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._loop.stop()
 
     def _take(self) -> None:
         self._asked = False
