@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
@@ -47,6 +48,21 @@ def configure(format: str = "auto", level: str = "info", stream: TextIO | None =
 
 
 class _Handler(logging.StreamHandler[TextIO]):
+    """Takes its lock as Python 3.13 does: a task that is interrupted while it logs must not leave it taken."""
+
+    lock: threading.RLock
+
+    def handle(self, record: logging.LogRecord) -> Any:
+        found: Any = self.filter(record)
+        if found:
+            with self.lock:
+                self.emit(found if isinstance(found, logging.LogRecord) else record)
+        return found
+
+    def flush(self) -> None:
+        with self.lock:
+            self.stream.flush()
+
     def handleError(self, record: logging.LogRecord) -> None:
         """A log that cannot be written must not stop the work; and logging's own report would show all unmasked."""
 

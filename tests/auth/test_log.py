@@ -5,12 +5,18 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from millpond import log
+from millpond.tasks.errors import Interrupted
+from millpond.tasks.threads import _raise_in
 
 own = logging.getLogger("millpond.test")
 
@@ -135,3 +141,26 @@ def test_arguments_that_do_not_fit_cost_neither_the_line_nor_a_secret(
     stream.close()
     own.info("nobody reads this: %s", SECRET)
     assert capsys.readouterr().err == ""
+
+
+def test_a_thread_that_is_interrupted_while_it_logs_does_not_keep_the_lock(stream: io.StringIO) -> None:
+    """As a task is whose time is over. The exception comes when the thread has got the lock that it waited for."""
+    log.configure("json", "info", stream)
+    [handler] = logging.getLogger().handlers
+
+    def work() -> None:
+        with suppress(Interrupted):
+            own.info("never said")
+
+    lock = handler.lock
+    assert lock is not None
+    with lock:
+        thread = threading.Thread(target=work)
+        thread.start()
+        ident = thread.ident or 0
+        while sys._current_frames()[ident].f_code.co_name not in ("handle", "acquire"):
+            time.sleep(0)
+        _raise_in(ident, Interrupted)
+    thread.join()
+    assert lock.acquire(blocking=False)
+    lock.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from millpond import AsyncPond
 from millpond.model import LeasedItem
 from millpond.tasks import Context, RetryLater, TaskCancelled, TaskFailed, current
 from millpond.tasks.errors import Interrupted
+from millpond.tasks.threads import _raise_in
 from millpond.worker.executors import Outcome, Running
 from millpond.worker.runner import Worker
 from tests.tasks.working import run, working
@@ -272,6 +274,38 @@ def test_a_storm_of_interruptions_never_reaches_another_task(world: World) -> No
             assert all("timed out after 0.002s" in str(end) for end in ends if end is not None)
             world.go_on.set()
             await (await world.kinds["plain"].enqueue_async()).result()
+
+    run(go)
+
+
+def test_a_task_that_is_interrupted_while_it_logs_does_not_keep_the_others_from_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: None)
+    interrupted = asyncio.Event()
+
+    def raise_in(thread: int, error: type[BaseException] | None) -> None:
+        _raise_in(thread, error)
+        interrupted.set()
+
+    monkeypatch.setattr("millpond.tasks.threads._raise_in", raise_in)
+
+    @world.app.task(max_attempts=1, timeout=0.05)
+    def logs() -> None:
+        handler.handle(logging.makeLogRecord({}))
+
+    async def go() -> None:
+        async with working(world.app):
+            handler.acquire()  # so it waits for this lock when it is interrupted
+            handle = await logs.enqueue_async()
+            await interrupted.wait()
+            handler.release()
+            with pytest.raises(TaskFailed, match="timed out"):
+                await handle.result()
+            assert handler.lock is not None
+            assert handler.lock.acquire(blocking=False)
+            handler.release()
 
     run(go)
 

@@ -206,7 +206,7 @@ def test_an_executor_that_does_not_stop_is_tried_again_after_longer_and_longer_p
     class Stuck(FakeExecutor):
         def __init__(self) -> None:
             super().__init__(lambda job: DONE)
-            self.stops: list[float] = []
+            self.stopped_at: list[float] = []
 
         def run(self, job: Running, done: Done) -> None:
             if self.starts == 1:
@@ -214,8 +214,8 @@ def test_an_executor_that_does_not_stop_is_tried_again_after_longer_and_longer_p
             super().run(job, done)
 
         async def stop(self, *, force: bool) -> None:
-            self.stops.append(asyncio.get_running_loop().time())
-            if len(self.stops) <= 3:
+            self.stopped_at.append(asyncio.get_running_loop().time())
+            if len(self.stopped_at) <= 3:
                 raise RuntimeError("it does not")
             await super().stop(force=force)
 
@@ -225,7 +225,7 @@ def test_an_executor_that_does_not_stop_is_tried_again_after_longer_and_longer_p
             executor = Stuck()
             async with at_work(worker_on(pond, executor)):
                 await until_state(pond, item_id, "completed")
-            pauses = [later - earlier for earlier, later in pairwise(executor.stops[:4])]
+            pauses = [later - earlier for earlier, later in pairwise(executor.stopped_at[:4])]
             assert all(pause >= least for pause, least in zip(pauses, [0.009, 0.019, 0.039], strict=True))
 
     asyncio.run(go())

@@ -20,6 +20,7 @@ from millpond.tasks.calling import INTERRUPTED, Found, found_for, log, perform
 from millpond.tasks.entries import Entry, Outcomes
 from millpond.tasks.errors import Interrupted
 from millpond.tasks.portal import Portal, end_wait
+from millpond.tasks.unlocking import let_go_of_logging
 from millpond.worker.executors import DEFERRED, Done, Outcome, Running, Why
 
 FORCED_S: Final = 5.0  # for tasks to end once they were interrupted; then they are left behind, with the process
@@ -134,6 +135,8 @@ class ThreadPool:
                 if outcome is None:
                     outcome = perform(self._app, entry.context(), entry.job.spec, slot.leave)
                 slot.leave()
+                if entry.timed_out or entry.notes.cancelled:
+                    let_go_of_logging()
                 return outcome
             except Interrupted:
                 outcome = outcome or INTERRUPTED
