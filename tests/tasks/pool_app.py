@@ -77,6 +77,26 @@ def crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+@app.task(max_attempts=1)
+def crash_behind(path: str) -> None:
+    """A fork that has left the session keeps all files of the process open."""
+    away = os.fork()
+    if away == 0:
+        os.setsid()
+        time.sleep(1000)
+    Path(path).write_text(f"{os.getpid()} {away}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(max_attempts=1)
+async def fork() -> int:
+    """Of the worker itself, where async tasks run."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(1000)  # noqa: ASYNC251 - in a process of its own
+    return pid
+
+
 @app.consumer("orders")
 def order(item: LeasedItem) -> str:
     return item.text.upper()

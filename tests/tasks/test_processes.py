@@ -124,6 +124,25 @@ def test_a_cancelled_task_is_ended_and_a_crash_fails_only_its_own_job(tmp_path: 
     run(go)
 
 
+def test_a_process_that_is_killed_takes_with_it_what_it_has_started_and_no_other_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millpond.worker.restarts.PAUSE_MIN_S", 3.0)  # no other takes its place for so long
+    os.mkfifo(path := tmp_path / "pids")
+
+    async def go() -> None:
+        async with working(tmp_path / "data"):
+            crashed = await pool_app.crash_behind.enqueue_async(str(path))
+            pids = await begun(path)
+            with pytest.raises(TaskFailed, match="the process of the task died: killed by SIGKILL"):
+                await crashed.result()
+            await all_gone(pids)
+            many = await pool_app.double.map_async(range(10))
+            assert [await handle.result(timeout=20) for handle in many] == list(range(0, 20, 2))
+
+    run(go)
+
+
 def test_what_is_logged_in_a_process_goes_through_the_log_of_the_worker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +212,7 @@ from tests.tasks.test_processes import working
 
 async def main():
     async with working(Path(sys.argv[1]) / "data"):
+        await (await pool_app.fork.enqueue_async()).result()
         await pool_app.hang.enqueue_async(str(Path(sys.argv[1]) / "pids"))
         await asyncio.Event().wait()
 
@@ -202,7 +222,7 @@ asyncio.run(main())
 
 def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pids")
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)])
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)], start_new_session=True)
     try:
 
         async def go() -> None:
@@ -219,5 +239,5 @@ def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
 
         run(go)
     finally:
-        worker.kill()
+        os.killpg(worker.pid, signal.SIGKILL)  # what a task of it has forked, too: that is nobody's to end
         worker.wait()

@@ -1,26 +1,27 @@
 """A process of a pool: loads the app, and runs the jobs that the worker sends, one at a time, in its main thread.
 
-    python -m millpond.tasks.child CHANNEL LIFE TICKETS
+    python -m millpond.tasks.child CHANNEL LIFE TICKETS WORKER
 
 CHANNEL is the socket to the worker, TICKETS the one that says which job may begin. LIFE is a pipe that ends with the
-worker: a watcher, forked before anything else and blocked in nothing but that pipe, then ends this process and all that
-its tasks have started, whatever they do. The worker ends a task by SIGTERM, which is raised in it as `Interrupted`, and
-kills what does not end by that.
+worker, WORKER its process id: a watcher, forked before anything else and blocked in nothing but the wait for that end,
+then ends this process and all that its tasks have started, whatever they do. The worker ends a task by SIGTERM, which
+is raised in it as `Interrupted`, and kills what does not end by that.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
 
 from millpond.tasks.ending import die_with_parent, end_tree
-from millpond.worker.tree import adopt_orphans
+from millpond.worker.tree import LINUX, adopt_orphans
 
 
-def main(channel: int, life: int, tickets: int) -> None:
-    _start_watcher(channel, life, tickets)
+def main(channel: int, life: int, tickets: int, worker: int) -> None:
+    _start_watcher(channel, life, tickets, worker)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's: the worker decides
     from millpond.tasks.child_work import Work
@@ -28,7 +29,7 @@ def main(channel: int, life: int, tickets: int) -> None:
     Work(socket.socket(fileno=channel), socket.socket(fileno=tickets)).run()
 
 
-def _start_watcher(channel: int, life: int, tickets: int) -> None:
+def _start_watcher(channel: int, life: int, tickets: int, worker: int) -> None:
     adopt_orphans()
     watched = os.getpid()
     if os.fork():
@@ -38,11 +39,22 @@ def _start_watcher(channel: int, life: int, tickets: int) -> None:
     os.setpgid(0, 0)  # not with what it ends
     os.close(channel)
     os.close(tickets)
-    while os.read(life, 1):
-        pass
+    _wait_for_end(life, worker)
     end_tree(watched, but=os.getpid())
     os._exit(0)
 
 
+def _wait_for_end(life: int, worker: int) -> None:
+    """Of the worker. What it forked may hold its end of the pipe for longer, so it is looked at itself too."""
+    poll = select.poll()
+    poll.register(life, select.POLLIN)
+    if LINUX:
+        try:
+            poll.register(os.pidfd_open(worker), select.POLLIN)
+        except OSError:  # it has gone already
+            return
+    poll.poll()
+
+
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]))
+    main(*map(int, sys.argv[1:5]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -35,7 +36,8 @@ from millpond.tasks.frames import (
 from millpond.tasks.notes import ItemNotes
 from millpond.tasks.tickets import Tickets
 from millpond.worker.executors import Outcome
-from millpond.worker.tree import signal_group
+from millpond.worker.supervision import LEFTOVER_PATIENCE
+from millpond.worker.tree import RUN, Environment, end_leftovers, signal_group
 
 GRACE_S: Final = 5.0  # for a task to end once it was interrupted; then it is killed
 LOAD_S: Final = 60.0  # to import the app: it may be large
@@ -62,6 +64,7 @@ class Process(asyncio.Protocol):
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._life = -1
+        self._name = f"task-{secrets.token_hex(8)}"  # in the environment of all that it starts
         self._kill: asyncio.TimerHandle | None = None
         self._began_at = 0.0
         self._closing = False
@@ -76,7 +79,9 @@ class Process(asyncio.Protocol):
 
     @property
     def ready(self) -> bool:
-        return self._loaded.done() and not self._lost.done() and not self.wanted_to_end and not self._closing
+        if self.gone is not None or self._lost.done():  # what it has started may hold the other end of its channel
+            return False
+        return self._loaded.done() and not self.wanted_to_end and not self._closing
 
     @property
     def count(self) -> int:
@@ -113,8 +118,9 @@ class Process(asyncio.Protocol):
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "millpond.tasks.child", *map(str, passed)),
+                *("-m", "millpond.tasks.child", *map(str, passed), str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, RUN.decode(): self._name},
                 pass_fds=passed,
                 start_new_session=True,
             )
@@ -150,9 +156,11 @@ class Process(asyncio.Protocol):
 
     async def _wait(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
+        signal_group(process.pid, signal.SIGKILL)
+        if code:  # it was killed, and could not see to what it had started
+            await asyncio.to_thread(end_leftovers, self._has_started, LEFTOVER_PATIENCE)
         if self._transport is not None:
             await asyncio.wait([self._lost], timeout=CLOSE_S)  # what it said last
-        signal_group(process.pid, signal.SIGKILL)
         os.close(self._life)
         self._tickets.close()
         if self._kill is not None:
@@ -162,6 +170,9 @@ class Process(asyncio.Protocol):
             self._loaded.set_exception(InvalidRequest(f"the process ended before it had loaded the app: {how}"))
         left, self._entries = [*self._again, *self._entries], deque()
         self._on_gone(self, how, left)
+
+    def _has_started(self, pid: int, environment: Environment) -> bool:
+        return environment[RUN] == self._name.encode()
 
     # ---- jobs -------------------------------------------------------------------------------------------------
 
