@@ -143,6 +143,25 @@ def test_a_process_that_is_killed_takes_with_it_what_it_has_started_and_no_other
     run(go)
 
 
+def test_a_task_ends_with_its_lease_also_where_the_worker_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("process", "processes"):
+        monkeypatch.setattr(f"millpond.tasks.{module}.KEEP_S", 0.01)
+    monkeypatch.setattr("millpond.worker.keeping.Keeper.look", lambda *_: None)  # as if it were
+    os.mkfifo(path := tmp_path / "pids")
+
+    async def go() -> None:
+        async with working(tmp_path / "data", lease_timeout="1s"):
+            handle = await pool_app.hang.enqueue_async(str(path))
+            await all_gone(await begun(path))
+            with pytest.raises(TaskFailed):
+                await handle.result()
+            assert await (await pool_app.double.enqueue_async(1)).result() == 2
+
+    run(go)
+
+
 def test_what_is_logged_in_a_process_goes_through_the_log_of_the_worker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

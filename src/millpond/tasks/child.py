@@ -4,20 +4,28 @@
 
 CHANNEL is the socket to the worker, TICKETS the one that says which job may begin. LIFE is a pipe that ends with the
 worker, WORKER its process id: a watcher, forked before anything else and blocked in nothing but the wait for that end,
-then ends this process and all that its tasks have started, whatever they do. The worker ends a task by SIGTERM, which
-is raised in it as `Interrupted`, and kills what does not end by that.
+then ends this process and all that its tasks have started, whatever they do. It does so too when the lease of a job is
+over, by what the worker last said through that pipe: a worker that is stopped cannot. The worker ends a task by
+SIGTERM, which is raised in it as `Interrupted`, and kills what does not end by that.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 import socket
+import struct
 import sys
+import time
+from typing import Final
 
 from millpond.tasks.ending import die_with_parent, end_tree
 from millpond.worker.tree import LINUX, adopt_orphans
+
+DEADLINE: Final = struct.Struct("d")  # by the clock of this machine: when the job in hand must have ended
+READ_BYTES: Final = 64 * DEADLINE.size
 
 
 def main(channel: int, life: int, tickets: int, worker: int) -> None:
@@ -45,7 +53,9 @@ def _start_watcher(channel: int, life: int, tickets: int, worker: int) -> None:
 
 
 def _wait_for_end(life: int, worker: int) -> None:
-    """Of the worker. What it forked may hold its end of the pipe for longer, so it is looked at itself too."""
+    """Of the worker, or of a lease. What the worker forked may hold its end of the pipe for longer, so it is looked at
+    itself too.
+    """
     poll = select.poll()
     poll.register(life, select.POLLIN)
     if LINUX:
@@ -53,7 +63,16 @@ def _wait_for_end(life: int, worker: int) -> None:
             poll.register(os.pidfd_open(worker), select.POLLIN)
         except OSError:  # it has gone already
             return
-    poll.poll()
+    deadline = math.inf
+    while ready := poll.poll(_milliseconds_to(deadline)):
+        said = os.read(life, READ_BYTES) if ready == [(life, select.POLLIN)] else b""
+        if not said:
+            return
+        [deadline] = DEADLINE.unpack(said[-DEADLINE.size :])
+
+
+def _milliseconds_to(deadline: float) -> float | None:
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic()) * 1_000
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import signal
@@ -16,6 +17,7 @@ from typing import Any, Final, cast
 from msgspec.structs import replace
 
 from millpond.errors import InvalidRequest, MillpondError
+from millpond.tasks.child import DEADLINE
 from millpond.tasks.ending import end_tree
 from millpond.tasks.entries import Entry
 from millpond.tasks.frames import (
@@ -42,6 +44,7 @@ from millpond.worker.tree import RUN, Environment, end_leftovers, signal_group
 GRACE_S: Final = 5.0  # for a task to end once it was interrupted; then it is killed
 LOAD_S: Final = 60.0  # to import the app: it may be large
 CLOSE_S: Final = 5.0  # for a process that has nothing to do to end
+KEEP_S: Final = 1.0  # between two looks at which jobs have begun and how long they may run; shorter ones need no watch
 
 OnEnded = Callable[["Process", Entry, Outcome, float], None]
 OnGone = Callable[["Process", str, Sequence[Entry]], None]
@@ -64,6 +67,7 @@ class Process(asyncio.Protocol):
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._life = -1
+        self._kept = False  # the watcher was told how long the job in hand may run
         self._name = f"task-{secrets.token_hex(8)}"  # in the environment of all that it starts
         self._kill: asyncio.TimerHandle | None = None
         self._began_at = 0.0
@@ -114,6 +118,7 @@ class Process(asyncio.Protocol):
         """Our end of the channel. The pipe of its life has its other end here: it ends with this process."""
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
+        os.set_blocking(self._life, False)
         passed = (theirs.fileno(), life, self._tickets.theirs)
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -168,8 +173,15 @@ class Process(asyncio.Protocol):
         self.gone = how = _in_words(code)
         if not self._loaded.done():
             self._loaded.set_exception(InvalidRequest(f"the process ended before it had loaded the app: {how}"))
+            self._loaded.exception()  # who started it may have given up
         left, self._entries = [*self._again, *self._entries], deque()
         self._on_gone(self, how, left)
+
+    def keep(self) -> None:
+        """Tells the watcher how long the job in hand may run: until its lease is over, if nobody extends it."""
+        if self._entries and self.seconds >= KEEP_S and self.gone is None:
+            self._kept = True
+            _say(self._life, self._entries[0].job.deadline)
 
     def _has_started(self, pid: int, environment: Environment) -> bool:
         return environment[RUN] == self._name.encode()
@@ -254,6 +266,9 @@ class Process(asyncio.Protocol):
     def _job_ended(self, outcome: Outcome) -> None:
         entry = self._entries.popleft()
         self.served += 1
+        if self._kept:
+            self._kept = False
+            _say(self._life, math.inf)
         if self.ended not in (None, entry) and not outcome.ok:  # the end of the one before has hit this one
             self._again.append(entry)
             return
@@ -279,6 +294,13 @@ class Process(asyncio.Protocol):
     def _send(self, frame: Hello | Job | Answer) -> None:
         if self._transport is not None:
             self._transport.write(packed(frame))
+
+
+def _say(life: int, deadline: float) -> None:
+    try:
+        os.write(life, DEADLINE.pack(deadline))
+    except OSError:  # it has gone, or is stuck
+        pass
 
 
 def _log(said: Logged) -> None:

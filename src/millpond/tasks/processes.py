@@ -19,7 +19,7 @@ from millpond.tasks.connection import Where
 from millpond.tasks.entries import Entry, Outcomes
 from millpond.tasks.frames import Hello
 from millpond.tasks.portal import Portal
-from millpond.tasks.process import Process
+from millpond.tasks.process import KEEP_S, Process
 from millpond.worker.executors import DEFERRED, Done, Outcome, Running, Why
 from millpond.worker.memory import resident_bytes
 from millpond.worker.restarts import pause, remembered
@@ -55,6 +55,7 @@ class ProcessPool:
         self._crashes: list[float] = []
         self._average = SHORT_S  # seconds that a job takes
         self._look: asyncio.TimerHandle | None = None  # at what waits behind a long one
+        self._keeping: asyncio.TimerHandle | None = None
         self._starting: set[asyncio.Task[None]] = set()
         self._open = False  # processes that end are replaced
 
@@ -76,6 +77,7 @@ class ProcessPool:
                 await self.stop(force=True)
                 raise result
         self._open = True
+        self._keep()
         for process in list(self._processes):
             if process.gone is not None:
                 self._gone(process, process.gone, ())
@@ -86,8 +88,9 @@ class ProcessPool:
         if not await self._outcomes.idle(FORCED_S if force else None):
             log.warning("%d tasks do not end; their processes are killed", self._outcomes.count)
         self._open = False
-        if self._look is not None:
-            self._look.cancel()
+        for timer in (self._look, self._keeping):
+            if timer is not None:
+                timer.cancel()
         for task in self._starting:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
@@ -111,6 +114,15 @@ class ProcessPool:
 
     def extended(self, job: Running) -> None:
         """The lease is the runner's: it ends the job if that is lost."""
+        entry: Entry = job.own
+        if isinstance(entry.running, Process):
+            entry.running.keep()
+
+    def _keep(self) -> None:
+        """For the case that this worker is stopped, or stuck: watchers then end what runs when its lease is over."""
+        for process in self._processes:
+            process.keep()
+        self._keeping = self._loop.call_later(KEEP_S, self._keep)
 
     def end(self, job: Running, why: Why) -> None:
         entry: Entry = job.own
