@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millpond.cli.completion import whole_parser
-from millpond.cli.main import NOUNS
+from millpond.cli.main import INTERRUPTED, NOUNS, main
 from tests.cli.calls import Cli
 
 START_CPU_SECONDS_MAX = 0.15
@@ -210,3 +210,11 @@ print(used.ru_utime + used.ru_stime, file=sys.stderr)
         assert ran.returncode == 0, ran.stderr
         took.append(float(ran.stderr))
     assert min(took) < START_CPU_SECONDS_MAX, took
+
+
+def test_ctrl_c_before_anything_has_begun_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("millpond.cli.main.build_parser", interrupted)
+    assert main(["status"]) == INTERRUPTED

@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that cannot be shown is no reason to fail
-    asked = build_parser(arguments).parse_args(arguments)
     try:
+        asked = build_parser(arguments).parse_args(arguments)
         code: int = asked.run(asked)
         sys.stdout.flush()
         return code
