@@ -12,7 +12,7 @@ from typing import Any
 
 import millpond
 from millpond.model import LeasedItem
-from millpond.tasks import Context, RetryLater
+from millpond.tasks import Context, GiveUp, RetryLater
 
 app = millpond.App(data=":memory:")
 kept: list[bytes] = []
@@ -95,6 +95,20 @@ async def fork() -> int:
     if pid == 0:
         time.sleep(1000)  # noqa: ASYNC251 - in a process of its own
     return pid
+
+
+@app.task(max_attempts=1)
+def odd(context: Context, what: str) -> int:
+    """What cannot be sent as it is: lone surrogates, as names of files may hold, and keys that are no text."""
+    if what == "note":
+        context.progress(0.5, note="\udcff")
+        raise RetryLater("noted")
+    if what == "state":
+        context.write_state({(1, 2): 3})  # type: ignore[dict-item]
+    elif what == "give up":
+        raise GiveUp("\udcff")
+    logging.getLogger("shop").warning("\udcff")
+    raise FileNotFoundError("\udcff")
 
 
 @app.consumer("orders")

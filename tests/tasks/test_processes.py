@@ -162,6 +162,28 @@ def test_a_task_ends_with_its_lease_also_where_the_worker_is_stopped(
     run(go)
 
 
+def test_what_cannot_be_sent_is_told_and_the_process_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told = {
+        "error": r"FileNotFoundError: \\udcff",
+        "give up": r"\\udcff",
+        "note": "noted",
+        "state": "the state cannot be sent",
+    }
+
+    async def go() -> None:
+        async with working(tmp_path):
+            for what, error in told.items():
+                handle = await pool_app.odd.enqueue_async(what)
+                with pytest.raises(TaskFailed, match=error):
+                    await handle.result()
+                if what == "note":
+                    assert (await handle.job()).progress == {"fraction": 0.5, "note": r"\udcff"}
+
+    run(go)
+    assert r"\udcff" in [record.getMessage() for record in caplog.records]
+    assert "a process of the pool died" not in caplog.text
+
+
 def test_what_is_logged_in_a_process_goes_through_the_log_of_the_worker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from millpond.tasks.connection import Connection
 from millpond.tasks.context import Context, reset_current, set_current
 from millpond.tasks.errors import GiveUp, Interrupted, RetryLater, WrongArguments
 from millpond.tasks.numbers import odd_number
+from millpond.tasks.text import sendable
 from millpond.worker.executors import DONE, Outcome, Running
 
 if TYPE_CHECKING:
@@ -164,9 +165,9 @@ def stored(result: Any, encoding: str) -> Any:
 
 def failed(error: BaseException, context: Context) -> Outcome:
     if isinstance(error, RetryLater):
-        return Outcome(ok=False, error=str(error), delay=error.delay)
+        return Outcome(ok=False, error=sendable(str(error)), delay=error.delay)
     if isinstance(error, GiveUp):
-        return Outcome(ok=False, error=str(error), dead=True)
+        return Outcome(ok=False, error=sendable(str(error)), dead=True)
     what = context.task or f"the consumer of {context.queue}"
     log.warning("%s failed: job %s, attempt %d", what, context.id, context.attempt, exc_info=error)
     return Outcome(ok=False, error=told(error))
@@ -174,9 +175,9 @@ def failed(error: BaseException, context: Context) -> Outcome:
 
 def told(error: BaseException) -> str:
     """The error in words, and the place in the task that it came from."""
-    words = "".join(traceback.format_exception_only(error)).strip()
+    words = sendable("".join(traceback.format_exception_only(error)).strip())
     frames = traceback.extract_tb(error.__traceback__)
     if len(frames) < 2:  # the first is ours
         return words
     last = frames[-1]
-    return f"{words}\n  at {last.filename}:{last.lineno} in {last.name}"
+    return f"{words}\n  at {sendable(last.filename)}:{last.lineno} in {last.name}"

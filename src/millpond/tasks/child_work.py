@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Final
 
+import msgspec
+
 from millpond.errors import InvalidRequest, MillpondError, made
 from millpond.jobs.names import KINDS
 from millpond.jobs.spec import JobSpec, decode
@@ -40,6 +42,7 @@ from millpond.tasks.frames import (
     packed,
 )
 from millpond.tasks.loading import load_app
+from millpond.tasks.text import sendable
 from millpond.tasks.tickets import read_ticket
 from millpond.worker.executors import Outcome
 
@@ -107,8 +110,9 @@ class Forwards(logging.Handler):
             return
         try:
             trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else record.stack_info
-            kept = None if trace is None else trace[-TRACE_CHARS_MAX:]
-            self._line.send(Logged(record.name, record.levelno, record.getMessage()[:TEXT_CHARS_MAX], kept))
+            kept = None if trace is None else sendable(trace)[-TRACE_CHARS_MAX:]
+            text = sendable(record.getMessage())[:TEXT_CHARS_MAX]
+            self._line.send(Logged(record.name, record.levelno, text, kept))
         except Exception:  # nobody hears it, or its arguments do not fit: no reason to stop the task
             pass
 
@@ -125,7 +129,7 @@ class LineNotes:
         self._line.send(Progress(progress))
 
     def write(self, state: Mapping[str, Any]) -> None:
-        answer = self._line.ask(Write(dict(state)))
+        answer = self._line.ask(Write(_sendable(state)))
         self.doc = dict(state)
         self.cancelled = self.cancelled or answer.cancelled
 
@@ -185,6 +189,17 @@ class Work:
         if self._in_task:
             self._in_task = False  # once
             raise Interrupted
+
+
+def _sendable(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is no JSON is the task's mistake: the worker must be able to read what it is sent."""
+    sent = dict(state)
+    try:
+        msgspec.json.encode(sent)
+        msgspec.msgpack.encode(sent)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"the state cannot be sent ({error}); use JSON values or bytes") from None
+    return sent
 
 
 def _load(hello: Hello) -> App:

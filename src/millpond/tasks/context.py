@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from millpond.errors import InvalidRequest
 from millpond.model import LeasedItem
+from millpond.tasks.text import sendable
 
 PROGRESS: Final = "progress"  # the state document's key that is the context's, not the task's
 
@@ -108,7 +109,7 @@ class Context:
         if total is not None:
             shown |= {"done": done, "total": total}
         if note:
-            shown["note"] = str(note)[:NOTE_MAX]
+            shown["note"] = sendable(str(note))[:NOTE_MAX]
         self._notes.progress(shown)
 
 
