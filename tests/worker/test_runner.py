@@ -222,6 +222,20 @@ def test_after_so_many_jobs_it_asks_to_be_replaced() -> None:
     asyncio.run(go())
 
 
+def test_a_worker_that_may_run_so_many_jobs_leases_no_more_than_those() -> None:
+    """The others would go to the tail of the queue for it, again and again."""
+
+    async def go() -> None:
+        async with AsyncPond(":memory:") as pond:
+            ids = await put(pond, *[task() for _ in range(900)])
+            executor = FakeExecutor(lambda job: DONE)
+            await worker_on(pond, executor, slots=4, max_jobs=450).run(signals=False)
+            leased = [(await pond.get_item("jobs", item_id)).deliveries for item_id in ids]
+            assert leased == [1] * 450 + [0] * 450
+
+    asyncio.run(go())
+
+
 def test_with_too_much_memory_it_asks_to_be_replaced_after_a_job_at_the_earliest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -78,7 +78,8 @@ class Asker:
             return 0
         slots = self._dispatch.slots
         slots.fade(asyncio.get_running_loop().time())
-        wanted = self._dispatch.sources.wanted(self._source, slots.places)
+        places = int(min(slots.places, self._dispatch.left))  # what is given back goes to the tail
+        wanted = self._dispatch.sources.wanted(self._source, places)
         return min(LEASE_BATCH_MAX, slots.batch_max(self._source.hot), wanted)
 
     async def _take(self, wanted: int) -> None:

@@ -60,6 +60,11 @@ class Dispatch:
         """Nothing runs, and nothing is left to be told."""
         return self.slots.running == 0 and not self._ended and self.reports.idle
 
+    @property
+    def left(self) -> float:
+        """So many may still begin."""
+        return max(0.0, self.begun_max - self.begun)
+
     # ---- in -------------------------------------------------------------------------------------------------
 
     def judge(self, queue: str, items: Iterable[LeasedItem], deadline: float) -> list[Running]:
