@@ -49,6 +49,13 @@ def test_a_token_is_created_listed_and_revoked(tmp_path: Path) -> None:
     assert (token["id"], token["queues"], token["status"]) == (id, ["team-a/*", "x"], "active")
     assert listed.stderr == ""
 
+    for given in (id, secret):
+        dry = run(tmp_path, "token", "revoke", given, "--dry-run")
+        assert (dry.returncode, dry.stdout) == (0, ""), dry
+        assert f"would revoke token {id} (producer), which is active" in dry.stderr
+    assert json.loads(run(tmp_path, "token", "list", "--json").stdout) == [token]
+    assert run(tmp_path, "token", "revoke", "nobody", "--dry-run").returncode == 3
+
     assert run(tmp_path, "token", "revoke", id).returncode == 0
     assert "revoked" in run(tmp_path, "token", "list").stdout
     gone = run(tmp_path, "token", "revoke", "nobody")

@@ -135,15 +135,24 @@ class TokensFile:
 
     def revoke(self, id: str, now: int) -> Token:
         """Revoking twice is once. A secret in place of its id is understood: that is what leaks."""
+        with self._changing() as tokens:
+            token = self._found(tokens, id)
+            if token.revoked_at is None:
+                position = tokens.index(token)
+                token = msgspec.structs.replace(token, revoked_at=to_datetime(now))
+                self._write([*tokens[:position], token, *tokens[position + 1 :]])
+            return token
+
+    def get(self, id: str) -> Token:
+        """By its id or its secret, as `revoke` finds it."""
+        return self._found(self.read(), id)
+
+    def _found(self, tokens: list[Token], id: str) -> Token:
         known = SECRET_FORM.fullmatch(id)
         id = known[1] if known else id
-        with self._changing() as tokens:
-            for position, token in enumerate(tokens):
-                if token.id == id:
-                    if token.revoked_at is None:
-                        token = msgspec.structs.replace(token, revoked_at=to_datetime(now))
-                        self._write([*tokens[:position], token, *tokens[position + 1 :]])
-                    return token
+        for token in tokens:
+            if token.id == id:
+                return token
         raise NotFound(f"there is no token {id!r:.60} in {self._directory}; see `millpond token list`")
 
     @contextmanager

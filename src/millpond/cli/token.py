@@ -26,6 +26,7 @@ LIST = """\
 """
 
 REVOKE = """\
+  millpond token revoke 4fXq09Zb --dry-run
   millpond token revoke 4fXq09Zb     the id as in `millpond token list`; a secret in its place is understood
 """
 
@@ -51,6 +52,7 @@ def add(subparsers: Subparsers) -> None:
 
     verb = add_command(verbs, "revoke", "end a token, within 5 seconds in a running server", REVOKE)
     verb.add_argument("id", metavar="ID")
+    verb.add_argument("--dry-run", action="store_true", help="say what would be revoked, and change nothing")
     verb.set_defaults(run=revoke)
     _add_place(verb)
 
@@ -92,9 +94,12 @@ def list_tokens(asked: Arguments) -> int:
 
 
 def revoke(asked: Arguments) -> int:
-    token = _file(asked).revoke(asked.id, _now())
+    file = _file(asked)
+    token = file.get(asked.id) if asked.dry_run else file.revoke(asked.id, _now())
     if asked.json:
-        print_json(_shown(token))
+        print_json({**_shown(token), "dry_run": asked.dry_run})
+    elif asked.dry_run:
+        say(f"would revoke token {token.id} ({token.name or token.role}), which is {token.status(_now())}")
     else:
         say(f"token {token.id} is revoked; a running server refuses it within 5 seconds")
     return DONE
