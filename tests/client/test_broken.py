@@ -176,8 +176,11 @@ def test_nobody_listens(make: Make) -> None:
         b"HTTP/1.1 200 X\r\nContent-Type: application/msgpack\r\nContent-Length: 5\r\n\r\nhello",
         b"HTTP/1.1 302 X\r\nLocation: /\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 X\r\nX: " + b"x" * (1 << 20),
+        b"HTTP/1.1 404 X\r\nContent-Type: text/html\r\nContent-Length: 5\r\n\r\n<html",
+        b'HTTP/1.1 404 X\r\nContent-Type: application/json\r\nContent-Length: 18\r\n\r\n{"error":"nobody"}',
+        b"HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n",
     ],
-    ids=["no HTTP", "no type", "no MessagePack", "a redirect", "an endless header"],
+    ids=["no HTTP", "no type", "no MessagePack", "a redirect", "an endless header", "a 404", "JSON", "a 500"],
 )
 def test_garbage_is_not_tried_again(make: Make, data: bytes) -> None:
     with scripted(cut(data)) as server, make(server.url) as client:

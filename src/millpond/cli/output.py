@@ -78,14 +78,14 @@ def agreed(question: str) -> bool:
 
 def code_of(error: Exception) -> int:
     """By what the caller can do about it."""
-    from millpond.errors import DirectoryInUse, InvalidRequest, NotFound, Unavailable
+    from millpond.errors import BadReply, DirectoryInUse, InvalidRequest, NotFound, Unavailable
 
     if isinstance(error, InvalidRequest):
         return WRONG_USAGE
     if isinstance(error, NotFound):
         return NOT_FOUND
     silent = isinstance(error, DirectoryInUse) and error.details.get("silent")
-    return NO_ANSWER if isinstance(error, Unavailable) or silent else FAILED
+    return NO_ANSWER if isinstance(error, Unavailable | BadReply) or silent else FAILED
 
 
 def code_of_results(results: Iterable[Result]) -> int:

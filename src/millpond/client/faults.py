@@ -12,6 +12,7 @@ from millpond.wire import codec_of
 from millpond.wire.replies import ErrorReply
 
 TEXT_SHOWN_MAX = 200  # of a reply that is not ours: enough to see whose it is
+OF_PROXIES = {401, 403, 413, 429, 502, 503, 504}  # what one before our server says of itself; the rest is a stranger's
 
 
 def error_of(reply: Reply) -> MillpondError:
@@ -26,7 +27,9 @@ def error_of(reply: Reply) -> MillpondError:
         else:
             return made(body.code, body.message, reply.status, body.details, reply.retry_after)
     text = reply.body[:TEXT_SHOWN_MAX].decode(errors="replace")
-    return made("", f"status {reply.status}, and no word of millpond's: {text!r}; {WRONG}", reply.status)
+    if reply.status in OF_PROXIES:
+        return made("", f"status {reply.status}, and no word of millpond's: {text!r}; {WRONG}", reply.status)
+    return BadReply(f"what answers is not a millpond server (status {reply.status}: {text!r}); check its address")
 
 
 def twin(error: MillpondError) -> MillpondError:
