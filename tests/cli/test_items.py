@@ -99,6 +99,13 @@ def test_a_leased_item_is_completed_with_a_result(orders: Cli) -> None:
         assert pond.get_item("orders", id).result == {"pages": 12}
 
 
+def test_a_table_of_leased_items_has_each_under_its_name(orders: Cli) -> None:
+    orders.ok("produce", "orders", "one order")
+    head, row = orders.ok("lease", "orders").splitlines()
+    assert row[head.index("PAYLOAD") :] == "one order"
+    assert orders("complete", row[head.index("LEASE ") :].split()[0]).code == 0
+
+
 def test_the_lease_may_be_in_the_environment(orders: Cli) -> None:
     orders.ok("produce", "orders", "one")
     orders.setenv("MILLPOND_LEASE", orders.value("lease", "orders")[0]["lease"])

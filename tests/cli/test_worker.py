@@ -17,6 +17,7 @@ import pytest
 
 from tests.cli.calls import Cli
 from tests.cli.dead import clean
+from tests.client.scripted import cut, scripted
 from tests.server.process import serve, token, until
 
 pytestmark = pytest.mark.slow  # each starts processes of its own
@@ -188,7 +189,10 @@ def test_a_token_of_one_queue_sees_and_does_what_it_may(cli: Cli) -> None:
         assert "it is the next" in cli.ok("job", "explain", "a", *flags)
         refused = cli("enqueue", "true", *flags)
         assert (refused.code, refused.out) == (1, "")
-        for given, words in (("", "set MILLPOND_TOKEN"), (viewer[:-1] + "x", "the token in MILLPOND_TOKEN")):
+        for given, words in (
+            ("", "set MILLPOND_TOKEN"),
+            (viewer[:-1] + ("y" if viewer.endswith("x") else "x"), "the token in MILLPOND_TOKEN"),
+        ):
             cli.setenv("MILLPOND_TOKEN", given)
             refused = cli("list", *flags)
             assert (refused.code, words in refused.err) == (1, True), refused
@@ -239,7 +243,7 @@ def test_a_worker_that_cannot_start_says_why(cli: Cli, arguments: list[str], cod
 SCRIPT = """
 set -eu
 millpond() { "$PYTHON" -m millpond.cli "$@"; }
-while eval "$(millpond lease orders --export --payload-file order.txt)"; do
+while leased=$(millpond lease orders --export --payload-file order.txt $FLAGS) && eval "$leased"; do
     if grep -q bad order.txt; then
         millpond retry --dead --error "bad order"
     else
@@ -253,13 +257,25 @@ done
 def test_a_shell_script_is_a_worker_too(cli: Cli, tmp_path: Path) -> None:
     cli.ok("queue", "create", "orders")
     cli.ok("produce", "orders", "--lines", stdin="one\nbad\nit's $HOME\n")
-    environment = clean({"PYTHON": sys.executable, "MILLPOND_DATA": str(cli.data), "HOME": str(tmp_path)})
-    ran = subprocess.run(
-        ["bash", "-c", SCRIPT], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    ran = _script(cli, tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "done.txt").read_text() == "one 1\nit's $HOME 1\n"
     assert cli.value("queue", "stats", "orders")["counts"]["dead"] == 1
+
+
+def test_a_shell_script_ends_where_its_lease_cannot_be_had(cli: Cli, tmp_path: Path) -> None:
+    """An `eval` of nothing succeeds: only the exit code tells that a lease was refused or killed."""
+    ran = _script(cli, tmp_path, "--wait never")
+    assert ran.returncode == 0, ran
+    assert "'never'" in ran.stderr
+    assert not (tmp_path / "done.txt").exists()
+
+
+def _script(cli: Cli, place: Path, flags: str = "") -> subprocess.CompletedProcess[str]:
+    given = {"PYTHON": sys.executable, "MILLPOND_DATA": str(cli.data), "HOME": str(place), "FLAGS": flags}
+    return subprocess.run(
+        ["bash", "-c", SCRIPT], env=clean(given), cwd=place, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def test_a_server_that_is_away_is_four(cli: Cli) -> None:
@@ -268,7 +284,17 @@ def test_a_server_that_is_away_is_four(cli: Cli) -> None:
     for arguments in (["list"], ["enqueue", "true"], ["queue", "list"], ["worker", "start", "--allow-commands"]):
         ran = cli(*arguments, "--server", "http://127.0.0.1:9")
         assert (ran.code, ran.out) == (4, ""), ran
-        assert "cannot connect" in ran.err
+        assert "is the server up" in ran.err  # "cannot connect", or under load "no connection in time"
+
+
+def test_what_is_no_millpond_server_is_four_and_told(cli: Cli) -> None:
+    """A web server says 404 to a call that it does not know: that is not a job that is not found."""
+    answer = cut(b"HTTP/1.1 404 X\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>")
+    with scripted(*[answer] * 4) as server:
+        for arguments in (["list"], ["job", "show", "x"], ["enqueue", "true"], ["worker", "start", "--allow-commands"]):
+            ran = cli(*arguments, "--server", server.url)
+            assert (ran.code, ran.out) == (4, ""), ran
+            assert "not a millpond server" in ran.err
 
 
 AS_NOBODY = """

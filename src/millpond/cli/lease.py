@@ -39,9 +39,10 @@ EXAMPLES = """\
   millpond lease orders --batch 10 --wait 30s --json
   millpond lease orders --export --payload-file order.json
 
-A worker in the shell. `eval` fails when there was nothing, and ends the loop:
+A worker in the shell. The loop ends when there was nothing, and when anything went wrong:
 
-  while eval "$(millpond lease orders --wait 30s --lease-timeout 5m --export --payload-file order.json)"; do
+  while leased=$(millpond lease orders --wait 30s --lease-timeout 5m --export --payload-file order.json) &&
+      eval "$leased"; do
     if ./handle order.json; then millpond complete; else millpond retry --error "handle failed"; fi
   done
 
@@ -116,7 +117,7 @@ def _hand_over(asked: Arguments, items: Sequence[LeasedItem]) -> None:
         print_json([shown(item) for item in items])
     elif items:
         print_table(
-            ["ID", "ATTEMPT", "LEASED UNTIL", "PAYLOAD", "LEASE"],
+            ["ID", "ATTEMPT", "LEASED UNTIL", "LEASE", "PAYLOAD"],
             [
                 [
                     one.id,
@@ -130,10 +131,6 @@ def _hand_over(asked: Arguments, items: Sequence[LeasedItem]) -> None:
         )
     else:
         say(f"there is nothing to lease in {asked.queue}")
-
-
-def _payload(item: LeasedItem) -> str:
-    return first_line(payload_text(item.payload))
 
 
 def _write(path: str, payload: bytes) -> None:
