@@ -90,7 +90,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 def completed(script: Path, words: str) -> list[str]:
     program = TRY.format(script=script, words=words)
     ran = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, cwd=script.parent)
-    return ran.stdout.split()
+    return ran.stdout.splitlines()
 
 
 def test_bash_completes_nouns_verbs_flags_values_and_files(cli: Cli, tmp_path: Path) -> None:
@@ -108,6 +108,8 @@ def test_bash_completes_nouns_verbs_flags_values_and_files(cli: Cli, tmp_path: P
         assert completed(script, f"millpond config {verb} max") == ["max-retries"]
     assert completed(script, "millpond worker start --pool ''") == ["threads", "processes"]
     assert completed(script, "millpond produce orders --file scr") == ["script.bash"]
+    (tmp_path / "my orders.txt").touch()
+    assert completed(script, "millpond produce orders --file my") == ["my orders.txt"]
     assert completed(script, "millpond produce list --li") == ["--lines"]
 
 

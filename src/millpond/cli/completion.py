@@ -44,6 +44,7 @@ _millpond() {{
            esac ;;
     esac
     if [[ -z $words && $cur != -* ]]; then
+        local IFS=$'\\n'  # a file's name may have spaces
         COMPREPLY=($(compgen -P "$before" -f -- "$cur"))
     else
         COMPREPLY=($(compgen -P "$before" -W "$words" -- "$cur"))
