@@ -1,6 +1,7 @@
 """Waits for jobs to end, for many who wait: one parked call a job, and few at a time.
 
-A parked call of a client holds one of its connections, which its worker's leases need as well.
+A parked call of a client holds one of its connections, which its worker's leases need as well. Where there are more
+jobs to wait for than calls, they take turns: those that stay for hours keep nobody from hearing of the others.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from millpond.errors import NotFound
 from millpond.model import ENDED
 
 PARKS_MAX = 32  # calls at a time, of the hundred connections that a client has
+LONG_MAX = PARKS_MAX // 2  # of them that stay as long as they like: the others are there for who comes later
+TURN_S = 1.0  # of each other one: the 256 links of a worker are through in 16 s, some dozens in 3 s
 
 
 class _Park:
@@ -31,7 +34,7 @@ class Parks:
         self._room = asyncio.Semaphore(PARKS_MAX)
 
     async def ended(self, api: Api, queue: str, item_id: str, wait: float) -> bool:
-        """Whether it has ended, or gone, within `wait` seconds. Who finds no room waits for it, and knows nothing."""
+        """Whether it has ended, or gone, within `wait` seconds. Who has had no turn by then knows nothing."""
         key = queue, item_id
         park = self._parks.get(key)
         if park is None:
@@ -52,17 +55,25 @@ class Parks:
             del self._parks[key]
 
     async def _call(self, api: Api, queue: str, item_id: str, wait: float) -> bool:
-        try:
-            async with asyncio.timeout(wait):
-                await self._room.acquire()
-        except TimeoutError:
-            return False
-        try:
-            return (await api.get_item(queue, item_id, wait=wait)).state in ENDED
-        except NotFound:
-            return True
-        finally:
-            self._room.release()
+        clock = asyncio.get_running_loop().time
+        while wait > 0:
+            came = clock()
+            try:
+                async with asyncio.timeout(wait):
+                    await self._room.acquire()
+            except TimeoutError:
+                return False
+            wait -= clock() - came
+            turn = wait if len(self._parks) <= LONG_MAX else min(wait, TURN_S)
+            wait -= turn  # by what was asked for: the pond may have another clock
+            try:
+                if (await api.get_item(queue, item_id, wait=max(0.0, turn))).state in ENDED:
+                    return True
+            except NotFound:
+                return True
+            finally:
+                self._room.release()
+        return False
 
 
 _of_api: WeakKeyDictionary[Api, Parks] = WeakKeyDictionary()
