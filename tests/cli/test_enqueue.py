@@ -103,6 +103,35 @@ def test_a_wrong_line_is_named_and_none_is_enqueued(cli: Cli) -> None:
     assert not cli.data.exists()
 
 
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ('"id": "a"', "line 3: id 'a' is that of line 1 too"),
+        ('"id": "a b"', "line 3: id is 'a b'"),
+        ('"priority": 99999', "line 3: priority is 99999"),
+        ('"key": ""', "line 3: key is empty"),
+        ('"max_retries": 5000000000', "line 3: max_retries is 5000000000"),
+        ('"queue": "x y"', "line 3: 'x y' is not a queue name"),
+    ],
+)
+def test_what_a_queue_would_refuse_is_told_before_a_line_is_enqueued(cli: Cli, field: str, words: str) -> None:
+    ran = cli("enqueue", "-", stdin=f'{{"id": "a", "command": "x"}}\n\n{{"command": "x", {field}}}\n')
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+    assert "nothing was enqueued" in ran.err
+    assert not cli.data.exists()
+
+
+@pytest.mark.slow
+def test_lines_that_wait_for_others_are_counted_and_told_in_order(cli: Cli) -> None:
+    lines = ['{"id": "c", "command": "x", "after": ["p"]}', '{"id": "p", "command": "x"}']
+    assert cli.ok("enqueue", "-", stdin="\n".join(lines)) == "c\np\n"
+    ran = cli("enqueue", "-", stdin='{"command": "x"}\n{"command": "x", "after": ["gone"]}\n')
+    assert (ran.code, ran.out) == (3, "")
+    assert "stopped after 1 of 2 jobs" in ran.err
+    assert len(cli.value("list")) == 3
+
+
 @pytest.mark.slow
 def test_jobs_are_listed_by_state_and_queue(cli: Cli) -> None:
     cli.ok("enqueue", "a", "--id", "a")

@@ -16,7 +16,7 @@ from millpond.cli.text import counted
 if TYPE_CHECKING:
     from millpond.api import Api
     from millpond.cli.job_json import Given
-    from millpond.jobs.enqueue import NewJob
+    from millpond.model import Produced
 
 BATCH = 1_000  # jobs of one request: the model's PRODUCE_BATCH_MAX
 TOLD = 10  # ids that were taken, of those that are named
@@ -35,14 +35,30 @@ def _jobs(path: str, flags: Mapping[str, Any]) -> Iterator[Given]:
     from millpond.cli.job_json import read_job
     from millpond.errors import InvalidRequest
 
+    first: dict[tuple[str, str], int] = {}  # queue and id: the line that has them
     for number, line in enumerate(_lines(path), 1):
         if line.strip():
             try:
-                yield read_job(line.decode(), flags)
+                given = read_job(line.decode(), flags)
+                if given.job.id and (before := first.setdefault((given.queue, given.job.id), number)) != number:
+                    raise InvalidRequest(f"id {given.job.id!r} is that of line {before} too")
+                yield _checked(given)
             except UnicodeDecodeError:
                 raise InvalidRequest(f"line {number}: is no UTF-8 text; nothing was enqueued") from None
             except InvalidRequest as error:
-                raise InvalidRequest(f"line {number}: {error.message}; nothing was enqueued") from None
+                wrong = error.message.removeprefix("items[0].")
+                raise InvalidRequest(f"line {number}: {wrong}; nothing was enqueued") from None
+
+
+def _checked(given: Given) -> Given:
+    """As its queue will check it, which is too late for the lines before."""
+    from millpond.clock import Clock
+    from millpond.jobs.enqueue import new_item
+    from millpond.service import validate
+
+    validate.queue_name(given.queue)
+    validate.new_items([new_item(given.job, None)], Clock().now)
+    return given
 
 
 def _lines(path: str) -> Iterable[bytes]:
@@ -60,17 +76,19 @@ def _of_file(path: str) -> Iterator[bytes]:
 async def _enqueue_all(pond: Api, asked: Arguments, given: list[Given]) -> int:
     from millpond.jobs.enqueue import enqueue_many
 
-    ids: list[str] = []
-    taken: list[str] = []
+    made: dict[int, Produced] = {}
     try:
         with Progress(len(given), "enqueued") as progress:
-            for queue, jobs in _batches(given):
-                for made in await enqueue_many(pond, queue, jobs):
-                    (taken if made.duplicate else ids).append(made.id)
-                progress(len(ids) + len(taken))
+            for queue, places in _batches(given):
+                produced = await enqueue_many(pond, queue, [given[place].job for place in places])
+                made |= dict(zip(places, produced, strict=True))
+                progress(len(made))
     except BaseException:
-        say(f"stopped after {len(ids):,} of {len(given):,} jobs; give the file again: an id is taken once")
+        new = sum(not one.duplicate for one in made.values())
+        say(f"stopped after {new:,} of {len(given):,} jobs; give the file again: an id is taken once")
         raise
+    ids = [made[place].id for place in range(len(given)) if not made[place].duplicate]
+    taken = [made[place].id for place in range(len(given)) if made[place].duplicate]
     if asked.json:
         print_json({"enqueued": len(ids), "ids": ids, "taken": taken})
     else:
@@ -84,9 +102,13 @@ async def _enqueue_all(pond: Api, asked: Arguments, given: list[Given]) -> int:
     return FAILED if taken else DONE
 
 
-def _batches(given: list[Given]) -> Iterator[tuple[str, list[NewJob]]]:
-    """In order; a request is of one queue."""
-    for queue, group in groupby(given, key=lambda one: one.queue):
-        jobs = [one.job for one in group]
-        for first in range(0, len(jobs), BATCH):
-            yield queue, jobs[first : first + BATCH]
+def _batches(given: list[Given]) -> Iterator[tuple[str, list[int]]]:
+    """A queue, and the places of jobs that are enqueued all or none: those that wait for others by themselves, after
+    those around them that do not."""
+    for queue, group in groupby(range(len(given)), key=lambda place: given[place].queue):
+        places = list(group)
+        for first in range(0, len(places), BATCH):
+            batch = places[first : first + BATCH]
+            if free := [place for place in batch if not given[place].job.spec.after]:
+                yield queue, free
+            yield from ((queue, [place]) for place in batch if given[place].job.spec.after)
