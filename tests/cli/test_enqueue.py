@@ -123,6 +123,13 @@ def test_what_a_queue_would_refuse_is_told_before_a_line_is_enqueued(cli: Cli, f
 
 
 @pytest.mark.slow
+def test_a_file_may_be_larger_than_a_request(cli: Cli) -> None:
+    lines = "\n".join(f": {number} {'x' * 120_000}" for number in range(150))
+    assert len(cli.ok("enqueue", "-", stdin=lines).split()) == 150
+    assert cli.value("status")["counts"]["pending"] == 150
+
+
+@pytest.mark.slow
 def test_lines_that_wait_for_others_are_counted_and_told_in_order(cli: Cli) -> None:
     lines = ['{"id": "c", "command": "x", "after": ["p"]}', '{"id": "p", "command": "x"}']
     assert cli.ok("enqueue", "-", stdin="\n".join(lines)) == "c\np\n"

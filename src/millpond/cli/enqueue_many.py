@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from millpond.cli.flags import Arguments
 from millpond.cli.output import DONE, FAILED, print_json, say
@@ -16,10 +16,20 @@ from millpond.cli.text import counted
 if TYPE_CHECKING:
     from millpond.api import Api
     from millpond.cli.job_json import Given
+    from millpond.jobs.enqueue import NewJob
     from millpond.model import Produced
 
-BATCH = 1_000  # jobs of one request: the model's PRODUCE_BATCH_MAX
+BATCH_JOBS = 1_000  # of one request: the model's PRODUCE_BATCH_MAX
+BATCH_BYTES = 4 << 20  # after which a request is sent: well below what a server takes
 TOLD = 10  # ids that were taken, of those that are named
+
+
+class Line(NamedTuple):
+    """A job, its queue, and the bytes of its item."""
+
+    queue: str
+    job: NewJob
+    size: int
 
 
 def enqueue_file(asked: Arguments, path: str, flags: Mapping[str, Any]) -> int:
@@ -31,7 +41,7 @@ def enqueue_file(asked: Arguments, path: str, flags: Mapping[str, Any]) -> int:
     return on_pond(asked, lambda pond: _enqueue_all(pond, asked, given), create=True, listen=True)
 
 
-def _jobs(path: str, flags: Mapping[str, Any]) -> Iterator[Given]:
+def _jobs(path: str, flags: Mapping[str, Any]) -> Iterator[Line]:
     from millpond.cli.job_json import read_job
     from millpond.errors import InvalidRequest
 
@@ -50,15 +60,15 @@ def _jobs(path: str, flags: Mapping[str, Any]) -> Iterator[Given]:
                 raise InvalidRequest(f"line {number}: {wrong}; nothing was enqueued") from None
 
 
-def _checked(given: Given) -> Given:
+def _checked(given: Given) -> Line:
     """As its queue will check it, which is too late for the lines before."""
     from millpond.clock import Clock
     from millpond.jobs.enqueue import new_item
     from millpond.service import validate
 
     validate.queue_name(given.queue)
-    validate.new_items([new_item(given.job, None)], Clock().now)
-    return given
+    _, size, _ = validate.new_items([new_item(given.job, None)], Clock().now)
+    return Line(given.queue, given.job, size)
 
 
 def _lines(path: str) -> Iterable[bytes]:
@@ -73,7 +83,7 @@ def _of_file(path: str) -> Iterator[bytes]:
         yield from file
 
 
-async def _enqueue_all(pond: Api, asked: Arguments, given: list[Given]) -> int:
+async def _enqueue_all(pond: Api, asked: Arguments, given: list[Line]) -> int:
     from millpond.jobs.enqueue import enqueue_many
 
     made: dict[int, Produced] = {}
@@ -102,13 +112,23 @@ async def _enqueue_all(pond: Api, asked: Arguments, given: list[Given]) -> int:
     return FAILED if taken else DONE
 
 
-def _batches(given: list[Given]) -> Iterator[tuple[str, list[int]]]:
+def _batches(given: list[Line]) -> Iterator[tuple[str, list[int]]]:
     """A queue, and the places of jobs that are enqueued all or none: those that wait for others by themselves, after
     those around them that do not."""
     for queue, group in groupby(range(len(given)), key=lambda place: given[place].queue):
-        places = list(group)
-        for first in range(0, len(places), BATCH):
-            batch = places[first : first + BATCH]
+        for batch in _cut(given, group):
             if free := [place for place in batch if not given[place].job.spec.after]:
                 yield queue, free
             yield from ((queue, [place]) for place in batch if given[place].job.spec.after)
+
+
+def _cut(given: list[Line], places: Iterable[int]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    size = 0
+    for place in places:
+        if batch and (len(batch) == BATCH_JOBS or size + given[place].size > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(place)
+        size += given[place].size
+    yield batch
