@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from millpond.clock import ManualClock
 from millpond.history.format import Record
-from millpond.model import LeasedItem, PartitionDefinition, Produced, QueueDefinition, QueueSettings
+from millpond.model import LeasedItem, PartitionDefinition, Produced, QueueDefinition, QueueSettings, Rebalancing
 from millpond.queue.bodies import Bodies, Budget
 from millpond.queue.lane import Lane, meta_lane
 from millpond.queue.logical import LogicalQueue
@@ -40,14 +42,44 @@ class Pond:
     def open(self) -> None:
         budget = Budget()
         for name, one in self.definitions.items():
-            lanes = [
-                Lane(p, self.stores.open(one.incarnation, p.partition, one.settings.durability), Bodies(budget))
-                for p in one.partitions
-            ]
+            lanes = [self._lane(one, p, budget) for p in one.partitions]
             meta = meta_lane(self.stores.open(one.incarnation, META_PARTITION, one.settings.durability), budget)
             exists, now = self.definitions.__contains__, self.clock.now()
             self.queues[name] = LogicalQueue(one, lanes, meta, Random(0), exists, now)
         self.run()
+
+    def rebalance(self, add: int, remove: Sequence[int], queue: str = "q") -> None:
+        """New partitions come, and these are to go. `sweep` then removes those that have drained."""
+        self.begin_rebalance(add, remove, queue)
+        self.run()
+
+    def begin_rebalance(self, add: int, remove: Sequence[int], queue: str = "q") -> None:
+        """As the manager does."""
+        one = self.definitions[queue]
+        places = [replace(p, read_only=p.read_only or p.partition in remove) for p in one.partitions]
+        new = [PartitionDefinition(partition=one.next_partition + index) for index in range(add)]
+        removing = tuple(p for p in places if p.read_only)
+        status = Rebalancing(partitions=0, added=tuple(new), removing=removing, started_at=self.clock.now())
+        self.definitions[queue] = replace(one, partitions=(*places, *new), rebalance=status)
+        self.queues[queue].configure(self.definitions[queue])
+        self.queues[queue].add([self._lane(self.definitions[queue], p, Budget()) for p in new])
+
+    def sweep(self, queue: str = "q") -> list[int]:
+        """Remove what has drained; returns the partitions that are left."""
+        for index in self.queues[queue].drained:
+            lane = self.queues[queue].remove(index, self.clock.now())
+            assert lane is not None
+            self.run()
+            one = self.definitions[queue]
+            self.stores.destroy(one.incarnation, [index])
+            left = tuple(p for p in one.partitions if p.partition != index)
+            self.definitions[queue] = replace(one, partitions=left)
+            self.queues[queue].configure(self.definitions[queue])
+        return [p.partition for p in self.definitions[queue].partitions]
+
+    def _lane(self, one: QueueDefinition, place: PartitionDefinition, budget: Budget) -> Lane:
+        store = self.stores.open(one.incarnation, place.partition, one.settings.durability)
+        return Lane(place, store, Bodies(budget))
 
     def reopen(self) -> None:
         """As after a crash: nothing of memory is left."""

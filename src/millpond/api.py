@@ -31,6 +31,7 @@ from millpond.model import (
     QueueInfo,
     QueuePage,
     QueueStats,
+    Rebalance,
     RedriveFilter,
     Redriven,
     Result,
@@ -137,6 +138,14 @@ class Api(Protocol):
     async def resume(self, queue: str) -> QueueInfo: ...
 
     async def stats(self, queue: str) -> QueueStats: ...
+
+    async def rebalance(self, queue: str, *, partitions: int | None = None, dry_run: bool = False) -> Rebalance:
+        """Change how many partitions a queue has, and in which stores they are, by the stores' affinities.
+
+        New partitions take new items, old ones drain through consumers and are removed. None: as many as there are.
+        It goes on by itself; `queue_info` tells how far it is. One at a time: 409, with the one that runs.
+        """
+        ...
 
     async def audit(self, queue: str, *, after: str | None = None, limit: int = 100) -> AuditPage:
         """What was done to a queue by hand, the newest first; also if it was deleted. `after` is a page's `next`."""

@@ -41,6 +41,7 @@ from millpond.model import (
     QueueInfo,
     QueuePage,
     QueueStats,
+    Rebalance,
     RedriveFilter,
     Redriven,
     Result,
@@ -225,6 +226,9 @@ class Pond(Consumes):
 
     def stats(self, queue: str) -> QueueStats:
         return self._call(self._pond.stats(queue))
+
+    def rebalance(self, queue: str, *, partitions: int | None = None, dry_run: bool = False) -> Rebalance:
+        return self._call(self._pond.rebalance(queue, partitions=partitions, dry_run=dry_run))
 
     def audit(self, queue: str, *, after: str | None = None, limit: int = 100) -> AuditPage:
         return self._call(self._pond.audit(queue, after=after, limit=limit))

@@ -24,6 +24,7 @@ Intent = Literal["failure", "defer"]
 QUEUE_NAME_PATTERN = r"(?!\.{1,2}(/|$))[A-Za-z0-9._-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*"  # no part is "." or ".."
 QUEUE_NAME_MAX = 200  # a name travels in every request, log line and metric label
 PARTITIONS_MAX = 1_000  # each has a file, and a lease looks at all of them
+PARTITION_NUMBER_MAX = 0xFFFF  # numbers are not used again, and a lease token has 16 bits for one
 PRODUCE_BATCH_MAX = 1_000  # a request is one chunk: one row in the store
 LEASE_BATCH_MAX = 1_000  # a reply must fit in memory several times over
 TOKEN_BATCH_MAX = 1_000  # as many as one lease can hand out
@@ -723,6 +724,16 @@ class PartitionDefinition(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool = False
 
 
+class Rebalancing(msgspec.Struct, frozen=True, kw_only=True):
+    """A rebalance as it is stored: the partitions that it adds and removes, and when it began and was over (ms)."""
+
+    partitions: int
+    added: tuple[PartitionDefinition, ...]
+    removing: tuple[PartitionDefinition, ...]
+    started_at: int
+    finished_at: int = 0
+
+
 class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """All that survives of a queue besides its items: the registry's row.
 
@@ -740,6 +751,16 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     dirty: bool = False
     next_wake: int = 0
     version: int = 1
+    rebalance: Rebalancing | None = None  # the one that runs, or the last one
+    next_partition: int = (
+        0  # the lowest number that no partition ever had; set by `__post_init__` where it is not known
+    )
+    past_totals: dict[str, int] = {}  # of partitions that are gone
+
+    def __post_init__(self) -> None:
+        lowest = max((one.partition for one in self.partitions), default=-1) + 1
+        if self.next_partition < lowest:
+            msgspec.structs.force_setattr(self, "next_partition", lowest)
 
 
 class PartitionStats(msgspec.Struct, kw_only=True):
@@ -773,6 +794,27 @@ class QueueStats(msgspec.Struct, kw_only=True):
     paused: bool = False
 
 
+class Rebalance(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A rebalance: what it would do, or how far it is. `unchanged`: there is nothing to do.
+
+    `stores` says how many partitions each store has when it is over. `items` are those in the partitions that are yet
+    to be removed, by state; ready ones are taken by consumers. Once they are empty they go at `removable_at`: until
+    then, completes that are sent again are answered.
+    """
+
+    queue: str
+    status: Literal["unchanged", "planned", "running", "done"]
+    partitions: int
+    stores: dict[str, int]
+    added: list[int] = []
+    removing: list[int] = []
+    removed: list[int] = []
+    items: dict[str, int] = {}
+    removable_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
 class QueueInfo(msgspec.Struct, kw_only=True):
     """A queue as callers see it; durations in seconds."""
 
@@ -793,6 +835,7 @@ class QueueInfo(msgspec.Struct, kw_only=True):
     created_at: datetime
     updated_at: datetime
     loaded: bool
+    rebalance: Rebalance | None = None  # the one that runs, or the last one
 
 
 class QueuePage(msgspec.Struct, omit_defaults=True):

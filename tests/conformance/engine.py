@@ -277,6 +277,7 @@ class Faults:
     def __init__(self) -> None:
         self.lose = 0  # so many commits fail, and are not written
         self.hide = 0  # so many commits fail, though they are written
+        self.spare = 0  # of those, so many are not meant: they come before
         self.away = False  # nothing works, not even recover
         self.unreadable = False
         self.full = False  # what produces fails; all fails until the reserve is given up
@@ -305,6 +306,10 @@ class FaultyStore:
         if faults.full and (turn.chunks or not faults.relieved):
             self._failed = True
             raise StoreFull("no room")
+        if faults.spare:
+            faults.spare -= 1
+            self._inner.commit(turn)
+            return
         if faults.lose:
             faults.lose -= 1
             self._failed = True

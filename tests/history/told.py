@@ -28,6 +28,7 @@ class Teller:
         self._reader = Reader(partition, Mint(incarnation, partition))
         self._records: dict[int, Record] = {}
         self._created: dict[int, int] = {}
+        self._adopted: dict[int, int] = {}  # when each was made in the partition that it came from
         self._changed: dict[int, int] = {}
 
     def tell(self, row: JournalRow | JournalTurn) -> list[Row]:
@@ -43,6 +44,9 @@ class Teller:
                 first, meta = event[1], event[4]
             elif event[0] == Event.PUBLISHED:
                 first, meta = event[3], event[6]
+            elif event[0] == Event.ADOPTED:
+                first, meta = event[1], event[5]
+                self._adopted |= dict.fromkeys(range(first, first + event[2]), event[3])
             else:
                 continue
             for number, record in enumerate(decode_meta(meta) if meta else [], first):
@@ -52,7 +56,7 @@ class Teller:
     def _row(self, seq: int, one: Any, errors: dict[tuple[int, str], str | None]) -> Row:
         number = one.number
         if one.why in ("produced", "arrived", "published"):
-            self._created[number] = one.at
+            self._created[number] = self._adopted.get(number, one.at)
         record = self._records.get(number, Record())
         created, changed = self._created.get(number), self._changed.get(number)
         self._changed[number] = one.at

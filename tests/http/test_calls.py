@@ -8,12 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millpond.wire import CALLS
 from tests.http.served import Served
-
-NOT_BUILT = {
-    "queue.rebalance": {"queue": "q"},
-}
 
 
 def produce(server: Served, queue: str, *items: dict[str, Any]) -> list[dict[str, Any]]:
@@ -222,10 +217,23 @@ def test_ready_items_are_listed_as_such(server: Served, queue: str) -> None:
     assert all(item["updated_at"] == item["created_at"] for item in listed)
 
 
-@pytest.mark.parametrize("name", [name for name, call in CALLS.items() if not call.built])
-def test_a_promise_is_501(server: Served, name: str) -> None:
-    reply = server.call(name, NOT_BUILT[name])
-    assert (reply.status, reply.error["code"]) == (501, "not_built")
+def test_a_queue_is_rebalanced_and_says_how_far_it_is(server: Served, queue: str) -> None:
+    planned = server.must("queue.rebalance", queue=queue, partitions=3, dry_run=True)
+    assert (planned["status"], planned["added"], planned["stores"]) == ("planned", [1, 2], {"default": 3})
+    assert server.must("queue.rebalance", queue=queue, partitions=3)["status"] == "done"
+    assert server.must("queues.info", name=queue)["rebalance"]["status"] == "done"
+    for _ in range(3):
+        produce(server, queue)
+    running = server.must("queue.rebalance", queue=queue, partitions=1)
+    assert (running["status"], running["removing"], running["items"]) == ("running", [1, 2], {"ready": 2})
+    refused = server.call("queue.rebalance", queue=queue, partitions=2)
+    assert (refused.status, refused.error["details"]["rebalance"]["removing"]) == (409, [1, 2])
+
+
+@pytest.mark.parametrize("partitions", [0, 1_000_000, "2", 1.5, [1]])
+def test_a_wrong_number_of_partitions_is_400(server: Served, queue: str, partitions: Any) -> None:
+    reply = server.call("queue.rebalance", queue=queue, partitions=partitions)
+    assert (reply.status, reply.error["code"]) == (400, "invalid")
 
 
 # ---- correlation ids --------------------------------------------------------------------------------------

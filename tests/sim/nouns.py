@@ -24,10 +24,10 @@ class Item:
     """`changes` are its states so far, each with the number of the commit that brought it."""
 
     __slots__ = (
-        "arrived", "attempts", "cancel_asked", "changed_at", "changes", "correlation_id", "created", "deliveries",
-        "docs", "due", "ended_as", "ended_at", "error", "expire_deadline", "hold", "id", "kept_until", "lease",
-        "moving_to", "number", "partition", "payload", "priority", "reason", "record", "returns", "state",
-        "token_floor", "version",
+        "arrived", "attempts", "cancel_asked", "carried", "changed_at", "changes", "correlation_id", "created",
+        "deliveries", "docs", "due", "ended_as", "ended_at", "error", "expire_deadline", "hold", "id", "kept_until",
+        "lease", "left", "moved_step", "moving_to", "number", "partition", "payload", "places", "priority", "reason",
+        "record", "returns", "state", "token_floor", "version",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, number: int, record: Record, deadline: int) -> None:
@@ -60,6 +60,10 @@ class Item:
         self.ended_at: int | None = None  # when it was completed, cancelled, moved on or removed
         self.returns = False  # it moves back to where it came from, not to a dead queue
         self.arrived = False  # in the queue that it moves to
+        self.carried = False  # on its way to another partition
+        self.left = (-1, "")  # when its last partition let go of it, and as what
+        self.moved_step = -1  # the commit that brought it into its partition, if that is not its first
+        self.places = {partition.index}  # all the partitions that it was in
 
     def states_since(self, step: int) -> set[str]:
         """All the states that it was in at commit `step` and later."""

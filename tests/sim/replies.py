@@ -390,18 +390,24 @@ def _judge_shown(model: Model, ask: Ask, shown: Shown) -> None:
     """There may be several items of one id: one that lives, and others that have ended and are kept."""
     queue = model.queues[ask.queue]
     told = (
-        shown.partition, shown.payload, shown.kind, shown.encoding, shown.reference, shown.priority, shown.key,
+        shown.payload, shown.kind, shown.encoding, shown.reference, shown.priority, shown.key,
         shown.source_queue, shown.source_id, shown.source_attempts, to_ms(shown.created_at),
     )  # fmt: skip
     for item in queue.by_id.get(shown.id, ()):
         record, source = item.record, item.record.source
         known = (
-            item.partition.index, item.payload, record.kind, record.encoding, record.reference, record.priority,
+            item.payload, record.kind, record.encoding, record.reference, record.priority,
             record.key, source and source.queue, source and source.id, source and source.attempts, item.created,
         )  # fmt: skip
-        if told == known and str(shown.state) in _shown_states(ask, item):
+        lately = item.moved_step > ask.step or any(
+            item is leaving for one in queue.partitions.values() for leaving, _ in one.leaving.values()
+        )
+        places = item.places if lately else {item.partition.index}
+        was = {state for one in queue.partitions.values() for of, state in one.leaving.values() if of is item}
+        was |= {item.left[1]} if item.left[0] > ask.step else set()  # it was looked at just before that
+        if told == known and shown.partition in places and str(shown.state) in _shown_states(ask, item) | was:
             _learn(ask, item, shown.correlation_id)
-            if item.changes[-1][0] <= ask.step:
+            if item.changes[-1][0] <= ask.step and shown.partition == item.partition.index:
                 _judge_still(ask, item, shown)
             return
     _broken(ask, f"{shown.id} is shown as {shown.state}, {told}: {_states(queue, ask, shown.id)}")
@@ -481,6 +487,8 @@ def _judge_list(model: Model, ask: Ask) -> None:
         for item in partition.items.values():
             if (partition.index, item.id, item.created, item.payload) in shown or item.changes[-1][0] > ask.step:
                 continue
+            if item.moved_step > ask.step:
+                continue
             if ask.state in (None, item.state):
                 _broken(ask, f"{item} is not listed")
 
@@ -492,8 +500,9 @@ def _judge_stats(model: Model, ask: Ask) -> None:
     for one in stats.partitions:
         if one.partition in ask.at_rest and one.counts:
             counts = {state: one.counts[state] for state in STATES}
-            if counts != queue.partitions[one.partition].counts:
-                _broken(ask, f"partition {one.partition}: {counts}, {queue.partitions[one.partition].counts}")
+            known = queue.partitions[one.partition].counts_shown()
+            if counts != known:
+                _broken(ask, f"partition {one.partition}: {counts}, {known}")
 
 
 def _judge_redrive(model: Model, ask: Ask) -> None:

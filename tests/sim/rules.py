@@ -50,6 +50,7 @@ from tests.sim.nouns import (
     Transfer,
     Violation,
 )  # fmt: skip
+from tests.sim.rebalance_rules import REBALANCE_JUDGES, fences_of
 from tests.sim.stage_rules import STAGE_JUDGES, judge_staged
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class Partition:
         self.staged: dict[str, dict[str, Chunk]] = {}  # transaction -> chunk
         self.fresh_chunks: dict[tuple[str, str], Chunk] = {}  # staged by this commit
         self.read_only = False
+        self.draining = False
+        self.definition: QueueDefinition | None = None  # that it last committed under
+        self.leaving: dict[int, tuple[Item, str]] = {}  # that another partition has, and this one still: as it was
+        self.has_letters = False  # or had
         self.mark = 0  # the time on disk when the queue was opened: nothing counts as having come before it
         self.settings = QueueSettings()
         self.paused = False
@@ -99,12 +104,17 @@ class Partition:
             self.broken(f"time went back from {self.at} to {turn.at}")
         self.turn, self.at = turn.number, turn.at
         self.settings, self.paused = definition.settings, definition.paused
+        self.read_only = any(one.partition == self.index and one.read_only for one in definition.partitions)
+        running = definition.rebalance is not None and not definition.rebalance.finished_at
+        self.draining = self.read_only and running
+        self.definition = definition
         self._bodies = {chunk.first: decode_records(chunk.body) for chunk in turn.chunks}
         self._makes, self._replaced, self._reported, self.fresh_chunks = {}, [], reported, {}
         entry = decode_entry(turn.events)
         produced = [event for event in entry.events if event[0] == Event.PRODUCED]
         self._arrivals = {number: name for event in produced for name, number, *_ in event[6]}
         self.fence = max([self.fence, *(fence for event in produced for *_, fence in event[6])])
+        self.fence = max([self.fence, *fences_of(entry.events)])
         for event in entry.events:
             JUDGES[event[0]](self, *event[1:])
         if entry.next_number != self.next_number:
@@ -121,6 +131,8 @@ class Partition:
         """To be called when the partition is at rest: whatever was due must be done."""
         while self.alarms and self.alarms[0][0] <= now:
             item = heappop(self.alarms)[2]
+            if item.partition is not self or item.carried:
+                continue
             if item.state == LEASED and item.lease is not None and item.lease.deadline <= now:
                 self.broken(f"{item} still has a lease that ended at {item.lease.deadline}; it is {now}")
             elif item.state in (SCHEDULED, RETRYING) and item.due <= now:
@@ -134,8 +146,14 @@ class Partition:
                 self.broken(f"{grant.item} is leased to {grant.client.name}, who was not given it, or has gone")
         self.orphans.clear()
 
+    def counts_shown(self) -> dict[str, int]:
+        """What is on its way is counted here until this partition has let go of it."""
+        leaving = [state for _, state in self.leaving.values()]
+        return {state: self.counts[state] + leaving.count(state) for state in STATES}
+
     def ready_count(self) -> int:
-        return self.counts[READY]
+        """Those that can be leased."""
+        return sum(map(len, self.ready.values()))
 
     # ---- events: each must be allowed, and then changes the items -----------------------------------------
 
@@ -516,6 +534,7 @@ class Partition:
         item.version, item.docs, item.error = source.version, source.docs, source.error
         item.token_floor = source.token_floor
         item.reason = item.record.source.reason if item.record.source else None
+        self.has_letters |= item.record.source is not None and item.record.source.letter
 
     def _judge_arrival(self, item: Item, source: Item) -> None:
         old, new = source.record, item.record
@@ -768,6 +787,7 @@ JUDGES: dict[int, Callable[..., None]] = {
     Event.REMEMBERED: Partition.remembered,
     **CLAIM_JUDGES,
     **STAGE_JUDGES,
+    **REBALANCE_JUDGES,
 }
 
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.run import main, run_seed, simulate
+from tests.sim.world import World
 
 
 def test_a_few_worlds_keep_all_promises() -> None:
     summary = simulate(seed=1, seeds=12, jobs=1)
     assert not summary.violations, summary.violations[0].violation
+
+
+@pytest.mark.slow
+def test_worlds_whose_partitions_come_and_go_keep_all_promises() -> None:
+    made = 0
+    for seed in range(1, 21):
+        world = World(seed, 1_000, rebalances=True)
+        world.run()
+        made += sum(one.next_partition for one in world.definitions.values())
+    assert made > 200, "partitions"
 
 
 def test_a_seed_always_gives_the_same_run() -> None:

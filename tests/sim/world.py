@@ -18,9 +18,10 @@ from types import ModuleType
 from msgspec.structs import replace
 
 from millpond.clock import ManualClock
-from millpond.model import Backoff, PartitionDefinition, QueueDefinition, QueueSettings
+from millpond.model import Backoff, PartitionDefinition, QueueDefinition, QueueSettings, Rebalancing
 from millpond.queue import claims as claims_module
 from millpond.queue import decisions as decisions_module
+from millpond.queue import draining as draining_module
 from millpond.queue import lane as lane_module
 from millpond.queue import leases as leases_module
 from millpond.queue import operations as operations_module
@@ -40,6 +41,7 @@ from tests.sim.faults import FaultyStore, Pairs
 from tests.sim.model import Model
 from tests.sim.nouns import CANCELLED, COMPLETED, DEAD, GONE, Violation
 from tests.sim.replies import judge
+from tests.sim.rules import Partition
 
 TICKS_MAX = 200  # at one instant: more is a loop that would burn a core
 DRAIN_ROUNDS = 3_000  # after the faults; far more than the slowest backoff needs
@@ -77,8 +79,11 @@ class Pending:
 
 
 class World:
-    def __init__(self, seed: int, ops: int) -> None:
+    def __init__(self, seed: int, ops: int, rebalances: bool | None = None) -> None:
+        """`rebalances`: whether partitions come and go; None: in one world of four."""
         self.rng = Random(seed)
+        self.rebalances = seed % 4 == 0 if rebalances is None else rebalances
+        self.dice = Random(f"rebalance {seed}")  # of its own, so that other worlds stay as they are
         self.ops_max = ops
         self.ops = 0
         self.round = 0
@@ -131,6 +136,8 @@ class World:
             (settling_module, "PUBLISH_NAMED_MAX"): rng.choice((1, 20_000)),
             (settling_module, "STAGE_TIMEOUT_MS"): rng.choice((4_000, 60_000, 86_400_000)),
             (decisions_module, "CLAIM_MEMORY_MS"): rng.choice((30_000, 7 * 86_400_000)),
+            (draining_module, "CARRY_BATCH"): self.dice.choice((1, 3, 200)),
+            (draining_module, "NAMES_BATCH"): self.dice.choice((1, 3, 5_000)),
         }
 
     def _definition(self, name: str, dead_queue: str | None) -> QueueDefinition:
@@ -147,6 +154,7 @@ class World:
             dedup_window_ms=rng.choice((0, 2_000, 20_000, 300_000)),
             completed_retention_ms=rng.choice((0, 0, 3_000, 30_000)),
             journal_retention_ms=rng.choice((600_000, 7 * 86_400_000)),
+            completed_grace_ms=self.dice.choice((0, 2_000, 20_000)) if self.rebalances else 300_000,
         )
         return QueueDefinition(
             name=name,
@@ -169,7 +177,10 @@ class World:
     def _open(self, name: str) -> None:
         one = self.definitions[name]
         self.model.lost(name)
-        if len(one.partitions) > 3 and self.rng.random() < 0.4:  # the last one is to be drained, or back in use
+        settled = one.rebalance is None or one.rebalance.finished_at
+        if (
+            len(one.partitions) > 3 and self.rng.random() < 0.4 and settled
+        ):  # the last one is to be drained, or back in use
             last = one.partitions[-1]
             one = replace(one, partitions=(*one.partitions[:-1], replace(last, read_only=not last.read_only)))
             self.definitions[name] = one
@@ -209,6 +220,9 @@ class World:
     def _round(self) -> None:
         rng = self.rng
         self._pass_time()
+        if self.rebalances:
+            for name in self.lives:
+                self._rebalance(name)
         for _ in range(rng.choice((1, 2, 3, 4, 6, 9))):
             self._submit("q" if rng.random() < 0.75 else "d")
         while rng.random() < 0.2:
@@ -320,6 +334,75 @@ class World:
             settings = replace(settings, dead_queue=target, dead=rng.choice(("keep", "delete")))
         self._reconfigure(name, replace(one, settings=settings))
 
+    def _rebalance(self, name: str) -> None:
+        """Now and then one begins; what has drained is removed."""
+        live, one, dice = self.lives[name], self.definitions[name], self.dice
+        if live.closing:
+            return
+        if one.rebalance is not None and not one.rebalance.finished_at:
+            self._remove_drained(live)
+            return
+        if self.calm or dice.random() > 0.05:
+            return
+        add = dice.choice((0, 1, 1, 2))
+        old = [part.partition for part in one.partitions]
+        going = set(dice.sample(old, dice.randrange(len(old) + (add > 0))))
+        going |= {part.partition for part in one.partitions if part.read_only}
+        if not add and going >= set(old):
+            return
+        self.ops += 1
+        places = [replace(part, read_only=part.partition in going) for part in one.partitions]
+        new = [PartitionDefinition(partition=one.next_partition + index) for index in range(add)]
+        removing, now = tuple(part for part in places if part.read_only), self.clock.now()
+        status = Rebalancing(
+            partitions=0, added=tuple(new), removing=removing, started_at=now, finished_at=0 if removing else now
+        )
+        queue = self.model.queues[name]
+        for part in new:
+            queue.partitions[part.partition] = Partition(queue, part.partition)
+            inner = self.memory.open(one.incarnation, part.partition, "full")
+            place = (name, part.partition)
+            self.stores[place] = FaultyStore(inner, partial(self._committed, *place))
+        self._reconfigure(name, replace(one, partitions=(*places, *new), rebalance=status))
+        lanes = [Lane(part, self.stores[name, part.partition], Bodies(self.budget)) for part in new]
+        live.queue.add(lanes)
+
+    def _remove_drained(self, live: Live) -> None:
+        for index in live.queue.drained:
+            if index in live.queue.state.lanes:
+                live.queue.remove(index, self.clock.now())
+                self._collect(live)
+                return
+            if any(pending.live is live and pending.job.lane.index == index for pending in self.pendings):
+                continue  # its store is being closed
+            self._destroy(live.name, index)
+            if self.dice.random() < 0.2:  # the registry still has it
+                self._crash()
+                return
+            self._forget_partition(live.name, index)
+
+    def _destroy(self, name: str, index: int) -> None:
+        queue = self.model.queues[name]
+        old = queue.partitions[index]
+        if old.items or old.leaving or old.holds or old.staged:
+            raise Violation(f"{name}/{index} is removed with {list(old.items.values())[:5]}")
+        place, one = (name, index), self.definitions[name]
+        self.memory.destroy(one.incarnation, [index])
+        queue.partitions[index] = Partition(queue, index)
+        self.stores[place] = FaultyStore(
+            self.memory.open(one.incarnation, index, "full"), partial(self._committed, *place)
+        )
+
+    def _forget_partition(self, name: str, index: int) -> None:
+        one = self.definitions[name]
+        left = tuple(part for part in one.partitions if part.partition != index)
+        status = one.rebalance
+        assert status is not None
+        if not any(part.read_only for part in left):
+            status = replace(status, finished_at=self.clock.now())
+        del self.model.queues[name].partitions[index], self.stores[name, index]
+        self._reconfigure(name, replace(one, partitions=left, rebalance=status))
+
     def _reconfigure(self, name: str, one: QueueDefinition) -> None:
         self.definitions[name] = one
         self.lives[name].queue.configure(one)
@@ -429,8 +512,9 @@ class World:
     def _end_faults(self) -> None:
         for entry in [entry for entry in self._relief if entry[0] <= self.round]:
             self._relief.remove(entry)
-            store = self.stores[entry[1], entry[2]]
-            store.full = store.brimful = False
+            store = self.stores.get((entry[1], entry[2]))
+            if store is not None:
+                store.full = store.brimful = False
         for name in [name for name, at in self._resume.items() if at <= self.round]:
             del self._resume[name]
             self._reconfigure(name, replace(self.definitions[name], paused=False))
@@ -469,7 +553,7 @@ class World:
     def _settle_round(self) -> None:
         """Do all that this round has time for; slower jobs and letters wait for a later one."""
         self.round += 1
-        for _ in range(TICKS_MAX):
+        for _ in range(TICKS_MAX * 10 if self.rebalances else TICKS_MAX):  # items may be carried one at a time
             moved = self._deliver()
             for live in list(self.lives.values()):
                 moved = self._tick(live) or moved
@@ -539,8 +623,8 @@ class World:
             if ask.request.until <= now:  # type: ignore[attr-defined]
                 raise Violation(f"{live.name}, {ask} was to be answered at {ask.request.until}; it is {now}")  # type: ignore[attr-defined]
             last = self.model.queues[live.name].by_id[ask.ids[0]][-1]
-            lane = live.queue.state.lanes[last.partition.index]
-            if lane.free and last.state in (GONE, DEAD, COMPLETED, CANCELLED):
+            lane = live.queue.state.lanes.get(last.partition.index)
+            if (lane is None or lane.free) and last.state in (GONE, DEAD, COMPLETED, CANCELLED):
                 raise Violation(f"{live.name}, {ask} waits for {last}, which has ended")
 
     def _collect(self, live: Live) -> None:
@@ -628,7 +712,7 @@ class World:
             self.clock.at_least(live.queue.now)
             self._passed(self.clock.now() - before)
         self._judge_replies()
-        if live.closing:
+        if live.closing and self.lives[live.name] is live:  # else what was closed is a partition that is gone
             self._close_on(live)
 
     # ---- the end ------------------------------------------------------------------------------------------
@@ -639,6 +723,8 @@ class World:
         for count in range(DRAIN_ROUNDS):
             if not self._unsettled():
                 break
+            for name in self.lives if self.rebalances else ():
+                self._rebalance(name)
             busy = [self._drain_queue(name) for name in self.lives]
             self._settle_round()
             if not any(busy):
@@ -707,6 +793,8 @@ class World:
         for queue in self.model.queues.values():
             found += [*queue.decisions.left(), *queue.decisions.open_claims()]
             found += [txn for partition in queue.partitions.values() for txn in partition.staged]
+        running = [one.rebalance for one in self.definitions.values() if one.rebalance is not None]
+        found += [one for one in running if not one.finished_at]
         return found
 
     def _compare(self) -> None:

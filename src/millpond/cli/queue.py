@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli import queue_audit, queue_settings
+from millpond.cli import queue_audit, queue_rebalance, queue_settings
 from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, add_noun, whole
 from millpond.cli.output import DONE, WRONG_USAGE, agreed, fail, print_fields, print_json, print_table, say
 from millpond.cli.pond import add_pond_flags, open_pond
@@ -65,7 +65,7 @@ AUDIT = """\
 
 
 def add(subparsers: Subparsers) -> None:
-    examples = (CREATE, LIST, INFO, UPDATE, DELETE, STATS, PAUSE, RESUME, CLEAR, AUDIT)
+    examples = (CREATE, LIST, INFO, UPDATE, DELETE, STATS, PAUSE, RESUME, CLEAR, queue_rebalance.EXAMPLES, AUDIT)
     verbs = add_noun(subparsers, "queue", "create, look at, change and delete queues", *examples)
     verb = _verb(verbs, "create", "create a queue", CREATE, create)
     queue_settings.add_create(verb)
@@ -92,6 +92,11 @@ def add(subparsers: Subparsers) -> None:
     verb.add_argument(
         "--limit", type=whole(1), default=queue_audit.SHOWN, metavar="N", help="the newest N; 100 without"
     )
+    verb = add_command(
+        verbs, "rebalance", "change how many partitions a queue has, and in which stores", queue_rebalance.EXAMPLES
+    )
+    queue_rebalance.add(verb)
+    _finish(verb, queue_rebalance.rebalance)
 
 
 def _verb(verbs: Subparsers, name: str, summary: str, examples: str, run: Any) -> argparse.ArgumentParser:
@@ -220,6 +225,7 @@ def info(asked: Arguments) -> int:
             "created": f"{instant(found.created_at)} UTC",
             "paused": "yes" if found.paused else "no",
             "partitions": len(found.partitions),
+            **({"rebalance": _rebalancing(found)} if found.rebalance is not None else {}),
             "lease timeout": span(found.lease_timeout),
             "max attempts": found.max_attempts or "unlimited",
             "backoff": f"{backoff['base']:g} ** attempts s, to {span(backoff['cap'])}, jitter {backoff['jitter']:g}",
@@ -232,6 +238,16 @@ def info(asked: Arguments) -> int:
         }
     )
     return DONE
+
+
+def _rebalancing(found: QueueInfo) -> str:
+    last = found.rebalance
+    assert last is not None
+    if last.status == "done":
+        return f"done {instant(last.finished_at)} UTC" if last.finished_at is not None else "done"
+    left = counted(sum(last.items.values()), "item")
+    gone = f"{len(last.removed)} of {counted(len(last.removing), 'old partition')} removed"
+    return f"to {counted(last.partitions, 'partition')}: {gone}, {left} left{_by_state(last.items)}"
 
 
 def stats(asked: Arguments) -> int:

@@ -28,6 +28,7 @@ from millpond.model import (
     QueueInfo,
     QueuePage,
     QueueStats,
+    Rebalance,
     RedriveFilter,
     Redriven,
     Result,
@@ -135,6 +136,10 @@ def resume(queue: str) -> Ask[QueueInfo]:
 
 def stats(queue: str) -> Ask[QueueStats]:
     return Ask("queue.stats", requests.OneQueue(queue), QueueStats, _stats)
+
+
+def rebalance(queue: str, partitions: int | None, dry_run: bool) -> Ask[Rebalance]:
+    return Ask("queue.rebalance", requests.RebalanceQueue(queue, partitions, dry_run), Rebalance, itself)
 
 
 def audit(queue: str, after: str | None, limit: int) -> Ask[AuditPage]:

@@ -25,6 +25,7 @@ from millpond.model import (
     QueueInfo,
     QueuePage,
     QueueStats,
+    Rebalance,
     RedriveFilter,
     Redriven,
     Result,
@@ -128,6 +129,9 @@ class AsyncOperations(AsyncBatchOperations):
 
     async def stats(self, queue: str) -> QueueStats:
         return await self._call(asks.stats(queue))
+
+    async def rebalance(self, queue: str, *, partitions: int | None = None, dry_run: bool = False) -> Rebalance:
+        return await self._call(asks.rebalance(queue, partitions, dry_run))
 
     async def audit(self, queue: str, *, after: str | None = None, limit: int = 100) -> AuditPage:
         return await self._call(asks.audit(queue, after, limit))

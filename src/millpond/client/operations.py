@@ -25,6 +25,7 @@ from millpond.model import (
     QueueInfo,
     QueuePage,
     QueueStats,
+    Rebalance,
     RedriveFilter,
     Redriven,
     Result,
@@ -128,6 +129,9 @@ class Operations(BatchOperations):
 
     def stats(self, queue: str) -> QueueStats:
         return self._call(asks.stats(queue))
+
+    def rebalance(self, queue: str, *, partitions: int | None = None, dry_run: bool = False) -> Rebalance:
+        return self._call(asks.rebalance(queue, partitions, dry_run))
 
     def audit(self, queue: str, *, after: str | None = None, limit: int = 100) -> AuditPage:
         return self._call(asks.audit(queue, after, limit))

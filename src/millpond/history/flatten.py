@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from millpond.history import acts
-from millpond.history.format import RUN_BITS, RUN_MAX, Event, Record, decode_entry, decode_meta, run_of, runs_of
+from millpond.history.format import (
+    RUN_BITS,
+    RUN_MAX,
+    TRIES_BITS,
+    Event,
+    Record,
+    decode_entry,
+    decode_meta,
+    run_of,
+    runs_of,
+)
 from millpond.history.known import PLAIN, Fact, Known
 from millpond.history.lake import ROW_GROUP_ROWS
 from millpond.history.reader import Why
@@ -56,6 +66,8 @@ class Flattener:
             Event.CLAIM_COMPLETED: self._claim_completed,
             Event.CLAIM_RETRIED: self._claim_retried,
             Event.PUBLISHED: self._published,
+            Event.CARRYING: self._carrying,
+            Event.ADOPTED: self._adopted,
         }
 
     def read(self, turn: int, at: int, events: bytes) -> None:
@@ -166,6 +178,19 @@ class Flattener:
     def _moved(self, numbers: Sequence[int], names: Sequence[bytes], target: str) -> None:
         self.known.redriving.difference_update(numbers)
         self._notes.add(acts.MOVED, runs_of(numbers))
+
+    def _carrying(self, state: str, runs: Sequence[int]) -> None:
+        self._notes.add(acts.CARRYING[State(state)], runs)
+
+    def _adopted(
+        self, first: int, count: int, created: int, deadline: int, meta: bytes, items: Sequence[Sequence[Any]]
+    ) -> None:
+        records = decode_meta(meta)
+        facts = [0 if record is None else self._fact_of(record) for record in records]
+        self.known.add(first, count, created, facts, [item[3] >> TRIES_BITS for item in items])
+        self.letters += sum(_is_letter(record) for record in records)
+        for number, item in enumerate(items, first):
+            self._notes.add(acts.ADOPTED[State(item[1])], [run_of(number, 1)])
 
     def _kept(self, numbers: Sequence[int]) -> None:
         back = [number for number in numbers if number in self.known.redriving]

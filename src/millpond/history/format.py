@@ -20,6 +20,7 @@ CHUNK_VERSION = 1
 _CHUNK_VERSION = bytes([CHUNK_VERSION])
 RUN_BITS = 20
 RUN_MAX = 1 << RUN_BITS
+TRIES_BITS = 32  # attempts << 32 | deliveries
 NUMBER_MAX = 1 << 44  # with a run's 20 bits it fills a 64-bit int
 
 
@@ -63,6 +64,11 @@ class Event(enum.IntEnum):
     CLAIM_SETTLED = 34
     STAGE_DECIDED = 35
     STAGE_SETTLED = 36
+    # What a rebalance carries from a partition that is to go to another of the same queue; see `queue.draining`.
+    CARRYING = 37
+    ADOPTED = 38
+    LEFT = 39
+    ENTRUSTED = 40
 
 
 class Source(msgspec.Struct, array_like=True, gc=False):

@@ -107,8 +107,15 @@ class Known:
 
     # ---- items ----------------------------------------------------------------------------------------------
 
-    def add(self, first: int, count: int, created: int, facts: Sequence[int] | None = None) -> None:
-        """New items, ready and plain, or with the facts at these places."""
+    def add(
+        self,
+        first: int,
+        count: int,
+        created: int,
+        facts: Sequence[int] | None = None,
+        attempts: Sequence[int] | None = None,
+    ) -> None:
+        """New items, ready and plain, or with the facts at these places; and attempts that are over."""
         self._pieces.append((first, first + count, created))
         self._put_piece(first, first + count, created)
         if facts is not None:
@@ -116,6 +123,8 @@ class Known:
             self._touched.append(numbers)
             for page, low, high, where in self._walk(numbers, make=False):
                 self._columns(page).facts[where] = facts[low:high]
+                if attempts is not None:
+                    self._columns(page).attempts[where] = attempts[low:high]
 
     def place_of(self, fact: Fact) -> int:
         place = self._shared.get(fact)

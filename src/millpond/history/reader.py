@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from millpond.history.format import Event, Record, decode_entry, decode_meta, numbers_of, run_of
+from millpond.history.format import TRIES_BITS, Event, Record, decode_entry, decode_meta, numbers_of, run_of
 from millpond.model import DeadReason, State
 from millpond.store.base import JournalRow, Store
 
@@ -30,7 +30,7 @@ class Why(enum.StrEnum):
     """What made an item change its state."""
 
     PRODUCED = "produced"
-    ARRIVED = "arrived"  # produced by a move: a dead letter, or a redriven item
+    ARRIVED = "arrived"  # produced by a move: a dead letter, a redriven item, or one of a partition that is drained
     PUBLISHED = "published"  # produced by a transaction that was staged before
     LEASED = "leased"
     COMPLETED = "completed"
@@ -47,7 +47,7 @@ class Why(enum.StrEnum):
     REPLACED = "replaced"  # another item with its key or id took its place
     REDRIVEN = "redriven"  # back to life in place, or set on its way back out of a dead queue
     RETENTION = "retention"  # it had ended, and was kept long enough
-    MOVED = "moved"  # the other queue has it
+    MOVED = "moved"  # the other queue, or partition, has it
     KEPT = "kept"  # it was to be moved back to a queue that has gone
     CLAIMED = "claimed"
     CLAIM_RELEASED = "claim_released"
@@ -126,6 +126,8 @@ class Reader:
             Event.CLAIM_COMPLETED: self._claim_completed,
             Event.CLAIM_RETRIED: self._claim_retried,
             Event.PUBLISHED: self._published,
+            Event.CARRYING: self._carrying,
+            Event.ADOPTED: self._adopted,
         }
 
     def read(self, row: JournalRow) -> Iterator[Transition]:
@@ -234,6 +236,22 @@ class Reader:
     def _moved(self, numbers: Sequence[int], names: Sequence[bytes], target: str) -> Iterator[Transition]:
         return self._remove(numbers, State.DEAD, "moved")
 
+    def _carrying(self, state: str, runs: Sequence[int]) -> Iterator[Transition]:
+        """To another partition of the queue: there it goes on as it was."""
+        return self._remove(numbers_of(runs), State(state), "moved")
+
+    def _adopted(
+        self, first: int, count: int, created: int, deadline: int, meta: bytes, items: Sequence[Sequence[Any]]
+    ) -> Iterator[Transition]:
+        self._add(first, count, meta, created=created)
+        for number, (_, state, _, tries, *_) in enumerate(items, first):
+            self._waits.pop(number, None)
+            if state not in (State.READY, State.DEAD):
+                self._waits[number] = State(state)
+            if tries >> TRIES_BITS:
+                self._attempts[number] = tries >> TRIES_BITS
+            yield self._change(number, None, State(state), "arrived")
+
     def _kept(self, numbers: Sequence[int]) -> Iterator[Transition]:
         """The dead stay dead; what was on its way back is a letter again."""
         for number in numbers:
@@ -310,13 +328,15 @@ class Reader:
             if not chunk.live:
                 self._drop_chunk(number)
 
-    def _add(self, first: int, count: int, meta: bytes | None, dropped: Sequence[int] = ()) -> list[int]:
+    def _add(
+        self, first: int, count: int, meta: bytes | None, dropped: Sequence[int] = (), created: int | None = None
+    ) -> list[int]:
         """Take in what was produced or published; returns the numbers of the items."""
         records: Sequence[Record | None] = [None] * count if meta is None else decode_meta(meta)
         gone = set(dropped)
         numbers = [number for number in range(first, first + count) if number not in gone]
         if numbers:
-            self._chunks[first] = _Chunk(self._row.at, count, len(numbers))
+            self._chunks[first] = _Chunk(self._row.at if created is None else created, count, len(numbers))
             insort(self._firsts, first)
         for number in numbers:
             record = records[number - first]

@@ -27,6 +27,7 @@ from millpond.model import (
     QueueInfo,
     QueuePage,
     QueueStats,
+    Rebalance,
     Redriven,
     Result,
     StateWritten,
@@ -81,6 +82,9 @@ class Answers(BatchAnswers):
 
     async def stats(self, request: requests.OneQueue, exchange: Exchange) -> QueueStats:
         return await self._api.stats(request.queue)
+
+    async def rebalance(self, request: requests.RebalanceQueue, exchange: Exchange) -> Rebalance:
+        return await self._api.rebalance(request.queue, partitions=request.partitions, dry_run=request.dry_run)
 
     async def audit(self, request: requests.Audit, exchange: Exchange) -> AuditPage:
         return await self._api.audit(request.queue, after=request.after, limit=request.limit)
@@ -223,6 +227,7 @@ ANSWERS: dict[str, Answer] = {
     "queue.ready": Answers.make_ready,
     "queue.stats": Answers.stats,
     "queue.audit": Answers.audit,
+    "queue.rebalance": Answers.rebalance,
     "queue.pause": Answers.pause,
     "queue.resume": Answers.resume,
     "queue.clear": Answers.clear,

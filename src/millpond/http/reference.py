@@ -77,7 +77,7 @@ GROUPS = {
     ),
     "Operate": (
         *("queue.stats", "queue.pause", "queue.resume", "queue.cancel"),
-        *("queue.clear", "queue.redrive", "queue.bury", "queue.ready", "queue.audit"),
+        *("queue.clear", "queue.redrive", "queue.bury", "queue.ready", "queue.rebalance", "queue.audit"),
     ),
     "Look at items": ("items.get", "items.list"),
     "Read in batches": (
@@ -102,6 +102,7 @@ EXAMPLES = {
     "queue.state": '{"lease": "LEASE", "version": 0, "state_doc": {"step": 1}}',
     "queue.stats": '{"queue": "mail"}',
     "queue.audit": '{"queue": "mail", "limit": 10}',
+    "queue.rebalance": '{"queue": "mail", "partitions": 4, "dry_run": true}',
     "queue.pause": '{"queue": "mail"}',
     "queue.resume": '{"queue": "mail"}',
     "queue.cancel": '{"queue": "mail", "ids": ["ID"]}',
@@ -145,12 +146,10 @@ def landing_page() -> bytes:
 
 @cache
 def reference_page() -> bytes:
-    later = [call for call in CALLS.values() if not call.built]
     groups = [f"<h2>{title}</h2>" + "".join(_call(CALLS[name]) for name in names) for title, names in GROUPS.items()]
     return _page(
         "millpond: the HTTP API",
         f"<div class=wide>{_contents()}<main><h1>The HTTP API</h1>{_introduction()}{''.join(groups)}"
-        f'<h2 id="later">Not built yet</h2><p>Answered with 501.</p><ul class=later>{"".join(map(_later, later))}</ul>'
         f'<h2 id="errors">Errors</h2>{_errors()}</main></div>',
     )
 
@@ -168,7 +167,7 @@ def _contents() -> str:
         f"<b>{title}</b>" + "".join(f'<a href="#{name}">{name}</a> ' for name in names)
         for title, names in GROUPS.items()
     ]
-    more = '<b>More</b><a href="#later">Not built yet</a> <a href="#errors">Errors</a> '
+    more = '<b>More</b><a href="#errors">Errors</a> '
     return f'<nav aria-label="Calls">{"".join(groups)}{more}<a href="/openapi.json">openapi.json</a></nav>'
 
 
@@ -182,10 +181,6 @@ def _introduction() -> str:
         "<code>id</code>; where tokens are on, add <code>-H &quot;Authorization: Bearer $MILLPOND_TOKEN&quot;</code>."
         "</p>"
     )
-
-
-def _later(call: Call) -> str:
-    return f'<li id="{call.name}"><code>/v1/{call.name}</code><br>{_text(call.purpose)}</li>'
 
 
 def _errors() -> str:

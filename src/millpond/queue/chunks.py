@@ -40,6 +40,7 @@ class Block:
         """Whether a new chunk can be its last. One that has been popped to its end has no entry in the heap."""
         return (
             deadline - created == self.timeout
+            and created >= self.started + (self.created[-1] if self.created else 0)  # what is adopted may be older
             and first - self.first <= _BLOCK_SPAN
             and len(self.offsets) < _BLOCK_CHUNKS
             and created - self.started <= _BLOCK_MS

@@ -58,6 +58,7 @@ class Ended(msgspec.Struct, array_like=True, gc=False):
     created: int
     name: str | None
     moved: bool = False  # to another queue, from where it may come back to its names
+    partition: int = -1  # that it was an item of, if not of this one
 
 
 class Request(msgspec.Struct, array_like=True, gc=False):
@@ -67,6 +68,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     first: int
     count: int
     reply: bytes | None
+    partition: int = -1  # as above
 
 
 T = TypeVar("T", Ended, Request)
@@ -86,6 +88,12 @@ class Window(Generic[T]):
         if entry.at - self._turned_at > window:
             self._old, self._young, self._turned_at = self._young, {}, entry.at
         self._young[name] = entry
+
+    def put_older(self, name: bytes, entry: T, window: int) -> None:
+        """One from elsewhere, which counts only where nothing newer is known."""
+        known = self._young.get(name) or self._old.get(name)
+        if known is None or known.at < entry.at:
+            self.put(name, entry, window)
 
     def get(self, name: bytes, now: int, window: int) -> T | None:
         entry = self._young.get(name) or self._old.get(name)
@@ -165,6 +173,13 @@ class Dedup:
         self.digests[number] = joined
         if item_id is not None or correlation_id is not None:
             self.names[number] = f"{item_id or ''}\n{correlation_id or ''}"
+
+    def add_kept(self, number: int, item_id: str, key: str | None, correlation_id: str) -> None:
+        """An item that has ended, and is only kept: it has those of its names that no other has by now."""
+        free = [name for name in split(digests_of(item_id, key)) if name not in self.live]
+        self.live.update(dict.fromkeys(free, number))
+        self.digests[number] = b"".join(free)
+        self.names[number] = f"{item_id}\n{correlation_id}"
 
     def retire(self, number: int, at: int, created: int, window: int) -> None:
         """The item has ended but is kept: it can be found by its id, and guards its names only for the window."""

@@ -24,6 +24,7 @@ from millpond.queue.requests import Request
 from millpond.queue.state import QueueState
 
 Act = Callable[[Lane, int], Any]
+LANDING_MS = 1_000  # after which who waits for a landing looks again, should it not have been told of it
 
 
 class Late(NamedTuple):
@@ -39,6 +40,31 @@ class Park:
     def park(self, drive: Drive) -> None:
         """Take note of whom to resume."""
         raise NotImplementedError
+
+
+class Landing(Park):
+    """Waits for something that is carried to another partition to arrive there, or for a while."""
+
+    def __init__(self, queue: QueueState) -> None:
+        self._queue = queue
+        self._drive: Drive | None = None
+
+    def park(self, drive: Drive) -> None:
+        self._drive = drive
+        until = self._queue.now + LANDING_MS
+        drive.be_patient_from(until)
+        self._queue.landings.append(self)
+        heappush(self._queue.sleepers, (until, next(_sleepers), self.wake))
+
+    def wake(self) -> None:
+        drive, self._drive = self._drive, None
+        if drive is not None:
+            drive.resume(None)
+
+    def stop(self, error: MillpondError) -> None:
+        drive, self._drive = self._drive, None
+        if drive is not None:
+            drive.stop(error)
 
 
 Turn = tuple[Lane, Act] | Late
@@ -111,6 +137,8 @@ class Drive:
             step = self._operation.send(value)
         except StopIteration as stop:
             self.request.answer(stop.value)
+        except Unavailable as error:
+            self.stop(error)
         except MillpondError as error:
             self.request.fail(error)
         else:
@@ -150,4 +178,7 @@ class Drive:
 
     def _ask(self, turn: Turn, place: int) -> None:
         lane, act = turn
+        if lane.gone:
+            self.stop(Unavailable(f"partition {lane.index} was removed by a rebalance meanwhile; send it again"))
+            return
         lane.waiting.append(StepPart(self, act, place, late=isinstance(turn, Late)))

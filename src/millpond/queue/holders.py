@@ -280,7 +280,8 @@ def assign_tokens(queue: QueueState, request: Tokens) -> None:
     by_lane: dict[int, tuple[list[int], list[Token]]] = {}
     for index, token in enumerate(tokens):
         if token is None or token[0] not in queue.lanes:
-            request.fill([index], [Result(error=foreign(request.leases[index], queue.incarnation))])
+            error = foreign(request.leases[index], queue.incarnation) if token is None else _LOST
+            request.fill([index], [Result(error=error)])
             continue
         if token[0] not in by_lane:
             by_lane[token[0]] = ([], [])

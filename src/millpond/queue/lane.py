@@ -271,6 +271,7 @@ class Lane:
         self.watched: dict[int, dict[Any, None]] = {}  # items that somebody waits for, to end; and who
         # Moves and confirmations that are on their way to other queues, and when to try those again that failed:
         self.sent: set[int] = set()
+        self.carrying: set[int] = set()  # the same to another partition
         self.confirming: set[bytes] = set()
         self.resend_at = 0
         self.compacting = False  # a sparse chunk is being rewritten
@@ -283,6 +284,11 @@ class Lane:
         self._rows, self._bytes = 0, 0  # in the journal since the last snapshot
         self._snapshot_size = 0
         self._trim_at, self._trim_turn = 0, 0
+        # Of a lane that a rebalance drains: when an item was last completed in it, who takes over its names, and
+        # whether it is gone.
+        self.ended_at = 0
+        self.legacy: Any = None
+        self.gone = False
 
     @property
     def known(self) -> bool:
@@ -344,6 +350,21 @@ class Lane:
                 self.partition.at_hand[first] = Named(meta, piece)
             self.draft.chunks.append(Chunk(first, len(piece), encode_records(list(piece))))
 
+    def adopt(self, records: list[bytes | Record], items: list[tuple[Any, ...]], created: int, deadline: int) -> int:
+        """Take in items of another partition; returns the number of the first. The turn has produced nothing yet."""
+        assert not self.draft.records, "what is produced in a turn comes after"
+        start = first = self.partition.next_number
+        for piece in _pieces(records, sum(_lengths(records))):
+            meta, some = encode_meta(piece), items[first - start : first - start + len(piece)]
+            self.partition.change(Event.ADOPTED, first, len(piece), created, deadline, meta, some)
+            whole: Records = list(piece)
+            body = encode_records(whole)
+            self.draft.chunks.append(Chunk(first, len(piece), body))
+            self.draft.pinned[first] = whole
+            self.bodies.offer(first, whole, weigh(whole, len(body)))
+            first += len(piece)
+        return start
+
     def want(self, first: int, count: int) -> None:
         """The records of these items will be needed when the turn is done."""
         for chunk, _, _, _ in self.partition.chunks.pieces(first, count):
@@ -401,6 +422,8 @@ class Lane:
         )
         for first in turn.chunk_drops:
             self.bodies.drop(first)
+        if turn.ended is not None:
+            self.ended_at = partition.at
         partition.events, partition.chunk_drops, partition.document_drops = [], [], []
         self._rows += 1
         self._bytes += len(events)
@@ -456,8 +479,10 @@ class Lane:
         self._rows, self._bytes = job.replayed
         self.status = Status.OPEN
         self.sent.clear()
+        self.carrying.clear()
         self.confirming.clear()
         self.compacting = False
+        self.ended_at, self.legacy = self.partition.at, None
 
 
 def meta_lane(store: Store, budget: Budget) -> Lane:

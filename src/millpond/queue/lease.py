@@ -129,7 +129,8 @@ def give_back(queue: QueueState, leased: Sequence[LeasedRun]) -> None:
         runs = grants.setdefault((run.grant.partition, run.grant.turn), [])
         runs.append(run_of(run.first, len(run.payloads)))
     for (partition, grant), runs in grants.items():
-        queue.lanes[partition].waiting.append(ReleasePart(queue, runs, grant))
+        if partition in queue.lanes:  # else it is gone, and with it all leases
+            queue.lanes[partition].waiting.append(ReleasePart(queue, runs, grant))
 
 
 def assign_leases(queue: QueueState, now: int) -> None:

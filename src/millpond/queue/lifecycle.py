@@ -109,6 +109,8 @@ def _wake_due(lane: Lane, now: int) -> None:
         number = (entry & RUN_MASK) >> RUN_BITS
         if waiting.get(number, NEVER) >> 1 == entry >> 64:  # else it is of an earlier wait of the same item
             due.append(number)
+    if partition.carried:  # its time comes where it is going
+        due = [number for number in due if number not in partition.carried]
     if due:
         partition.change(Event.DUE, list(dict.fromkeys(due)))
 
@@ -124,7 +126,7 @@ def _expire_chunks(queue: QueueState, lane: Lane, now: int) -> None:
         count = len(partition.chunks.span(first))
         own, aside = set(partition.expiries.within(first, count)), partition.set_aside(first, count)
         for number in partition.chunks.live_numbers(first):
-            if number in own:
+            if number in own or number in partition.carried:
                 continue
             if number not in aside:
                 state = State.READY
@@ -143,7 +145,7 @@ def _expire_items(queue: QueueState, lane: Lane, now: int) -> None:
     mortal = (State.READY, State.SCHEDULED, State.RETRYING)
     by_state: dict[State, list[int]] = {}
     for number, state in partition.states(dict.fromkeys(due)).items():
-        if state in mortal:
+        if state in mortal and number not in partition.carried:
             by_state.setdefault(state, []).append(number)
     for state, numbers in by_state.items():
         bury(queue, lane, DeadReason.EXPIRED, state, runs_of(sorted(numbers)), now)
@@ -154,6 +156,7 @@ def _purge(lane: Lane, now: int) -> None:
     partition = lane.partition
     finished = partition.finished
     over = [n for n in numbers_of(partition.finish_timers.pop_due(now)) if finished.get(n, NEVER) >> 1 <= now]
+    over = [number for number in over if number not in partition.carried]
     if over:
         partition.change(Event.PURGED, runs_of(dict.fromkeys(over)))
 

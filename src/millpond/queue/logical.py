@@ -20,6 +20,7 @@ from millpond.errors import Closed, DiskFull, InternalError, MillpondError, NotF
 from millpond.model import REQUEST_TIMEOUT_MS, QueueDefinition
 from millpond.queue.claims import wake_readers
 from millpond.queue.compaction import compact
+from millpond.queue.draining import drain, is_removable, removable_at
 from millpond.queue.holders import TokenPart, assign_tokens, seal_completes
 from millpond.queue.lane import NEVER, CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
 from millpond.queue.lease import ReleasePart, assign_leases, give_back
@@ -28,8 +29,8 @@ from millpond.queue.operations import answer_stats, start_operation
 from millpond.queue.produce import assign_produces
 from millpond.queue.requests import Arrive, Forget, GetItem, GetStats, Lease, Produce, Request, Tokens
 from millpond.queue.settling import next_sweep, settle
-from millpond.queue.state import QueueState, away
-from millpond.queue.transfer import assign_arrives, assign_forget, send_transfers, settle_transfer
+from millpond.queue.state import QueueState, away, draining_in
+from millpond.queue.transfer import assign_arrives, assign_forget, has_unsent, send_transfers, settle_transfer
 from millpond.queue.watching import look_after_load, tell_endings
 from millpond.store.base import StoreFull
 
@@ -50,6 +51,7 @@ class LogicalQueue:
         self.jobs: list[Job] = []
         self.closing = False
         self.deleting = False  # it will not be opened again
+        self.removing: set[int] = set()  # partitions that are gone from here and not yet from where they are stored
         self._inbox: list[Request] = []
         self._settled: list[Arrive | Forget] = []
         self._now = now
@@ -85,9 +87,39 @@ class LogicalQueue:
     def configure(self, definition: QueueDefinition) -> None:
         """New settings, for everything that happens from now on."""
         self.state.definition = definition
-        for lane in self.state.lanes.values():
+        self.state.draining = draining_in(definition)
+        places = {one.partition: one for one in definition.partitions}
+        self.removing &= places.keys()
+        for lane in self.state.everyone:
+            lane.definition = places.get(lane.index, lane.definition)
             if lane.known:
                 lane.partition.dedup_window = definition.settings.dedup_window_ms
+
+    def add(self, lanes: list[Lane]) -> None:
+        """Of partitions that are new: each takes part once it has been read, and nobody waits for that."""
+        self.state.everyone += lanes
+
+    def remove(self, index: int, now: int) -> Lane | None:
+        """Let go of a partition that has nothing left; None if it cannot be now. Its store's close is a job."""
+        lane = self.state.lanes.get(index)
+        if lane is None or self.closing or not is_removable(self.state, lane, now):
+            return None
+        del self.state.lanes[index]
+        self.state.everyone.remove(lane)
+        lane.gone = True
+        self.removing.add(index)
+        self._start(CloseJob(lane, None))
+        return lane
+
+    @property
+    def drained(self) -> list[int]:
+        """Partitions that can be removed now; also those that are gone from here already."""
+        state = self.state
+        return [index for index in sorted(state.draining) if self._is_drained(index)] if state.draining else []
+
+    def _is_drained(self, index: int) -> bool:
+        lane = self.state.lanes.get(index)  # one that is not read yet is not there
+        return index in self.removing or (lane is not None and is_removable(self.state, lane, self._now))
 
     @property
     def now(self) -> int:
@@ -162,6 +194,8 @@ class LogicalQueue:
                 self._apply_parts(lane, now)
         for lane in state.free:
             run_lifecycle(state, lane, now)
+            if lane.index in state.draining:
+                drain(state, lane, now)
             send_transfers(state, lane, now)
             compact(lane)
         if state.arrives:
@@ -169,7 +203,7 @@ class LogicalQueue:
         if state.produces:
             assign_produces(state, now)
         for lane in state.free:
-            if lane.draft.records or lane.draft.requests:
+            if lane.draft.records or lane.draft.requests or lane.draft.chunks:
                 lane.seal(state.settings)
                 run_lifecycle(state, lane, now)  # what waited for a lane may be due, or too late, already
         assign_leases(state, now)
@@ -325,6 +359,8 @@ class LogicalQueue:
             return
         lane.loaded(job)
         lane.partition.dedup_window = self.state.settings.dedup_window_ms  # it may have changed since the load began
+        if lane is not self.state.meta:
+            self.state.lanes[lane.index] = lane
         if lane.full:
             lane.probe_at = now + RELIEVE_MS
         if lane.partition.claims or lane.partition.staged:
@@ -355,6 +391,9 @@ class LogicalQueue:
         for watch in state.watches.pop_all():
             watch.stop(trouble)
         state.readers, state.making, state.taking, state.confirmed = [], set(), set(), {}
+        for landing in state.landings:
+            landing.stop(trouble)
+        state.landings = []
         self.jobs = []
         for lane in state.everyone:
             parts = [*lane.waiting, *lane.draft.parts]
@@ -380,7 +419,7 @@ class LogicalQueue:
                     wakes.append(at)
                 if lane.waiting or (lane.partition.chunks.sparse and not lane.compacting):
                     wakes.append(now)
-                if len(lane.partition.moving) > len(lane.sent) or len(lane.partition.confirming) > len(lane.confirming):
+                if has_unsent(lane):
                     wakes.append(max(now, lane.resend_at))
             if lane.job is None and not self.closing and (lane.status != Status.OPEN or lane.full):
                 wakes.append(lane.probe_at)
@@ -398,6 +437,7 @@ class LogicalQueue:
             wakes.append(at)
         if state.sweep_at < NEVER:
             wakes.append(state.sweep_at)
+        wakes += [at for at in self._removals() if at > now]
         if state.unsettled:  # a request has ended in this turn, and what it leaves is looked after in the next
             wakes.append(now)
         return min(wakes, default=None)
@@ -412,11 +452,12 @@ class LogicalQueue:
         """Nothing under way and nobody waiting: it can be unloaded until `sleeping_until`."""
         state = self.state
         return not (
-            self._inbox or self._settled or self.jobs or state.produces or state.arrives or state.outbox
+            self._inbox or self._settled or self.jobs or self.removing
+            or state.produces or state.arrives or state.outbox
             or len(state.waiters) or len(state.watches) or state.sleepers or state.readers or state.making
             or any(
                 not lane.free or lane.waiting or lane.compacting or lane.full
-                or lane.partition.moving or lane.partition.confirming
+                or lane.partition.moving or lane.partition.confirming or lane.partition.carried
                 for lane in state.everyone
             )
         )  # fmt: skip
@@ -425,7 +466,12 @@ class LogicalQueue:
         """When an idle queue must be awake again, or earlier."""
         lanes = [lane for lane in self.state.lanes.values() if lane.known]
         wakes = [wake(lane.partition) for lane in lanes for wake in (next_wake, next_sweep)]
-        return min((at for at in wakes if at is not None), default=None)
+        return min((at for at in (*wakes, *self._removals()) if at is not None), default=None)
+
+    def _removals(self) -> list[int]:
+        """When partitions that are empty can be removed."""
+        lanes = [lane for lane in self.state.lanes.values() if lane.index in self.state.draining]
+        return [at for lane in lanes if (at := removable_at(self.state, lane)) is not None]
 
     def shed_stale_timers(self) -> None:
         """After this `sleeping_until` is exact: a sleeping queue should not be woken for nothing."""
@@ -443,6 +489,9 @@ class LogicalQueue:
         state = self.state
         for lease in state.waiters.pop_all():
             lease.answer([])
+        for landing in state.landings:
+            landing.stop(error)
+        state.landings = []
         for _, _, resume in state.sleepers:  # to their next step, which is refused below
             resume()
         state.sleepers = []

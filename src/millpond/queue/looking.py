@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from typing import Any
 
 import msgspec
 
 from millpond.errors import MillpondError, NotFound, Unavailable
 from millpond.history.format import Record, decode_state
-from millpond.model import ErrorInfo, Item, Result, State, to_datetime
+from millpond.model import REQUEST_TIMEOUT_MS, ErrorInfo, Item, Result, State, to_datetime
 from millpond.queue.dedup import id_digest
-from millpond.queue.drive import Step
+from millpond.queue.drive import Landing, Step
 from millpond.queue.lane import Lane, TurnJob
 from millpond.queue.leases import Lease
 from millpond.queue.names import has_own_id
@@ -26,9 +26,9 @@ def locate(queue: QueueState, item_id: str) -> tuple[Lane, int] | None:
     kept: tuple[Lane, int] | None = None
     for lane in queue.lanes.values():
         if lane.known and (number := lane.partition.dedup.live.get(name)) is not None:
-            if number not in lane.partition.finished:
+            if number not in lane.partition.finished and number not in lane.partition.carried:
                 return lane, number
-            kept = lane, number  # it has ended: another item may have its id by now
+            kept = lane, number  # it has ended, and another item may have its id by now; or it may be elsewhere by now
     if kept is not None:
         return kept
     if (away := next((lane for lane in queue.lanes.values() if not lane.known), None)) is not None:
@@ -41,14 +41,28 @@ def locate(queue: QueueState, item_id: str) -> tuple[Lane, int] | None:
 
 
 def settled(queue: QueueState, ids: Iterable[str]) -> Generator[Step, Any, None]:
-    """Wait for turns under way that gave up one of these ids: if they fail, the item is back."""
+    """Wait for turns under way that gave up one of these ids, or took one over: if they fail, the item is back."""
     names = [id_digest(item_id) for item_id in ids]
 
     def unsettled(lane: Lane) -> bool:
-        return lane.known and not lane.free and not lane.partition.dedup.uncommitted.isdisjoint(names)
+        if not lane.known or lane.free:
+            return False
+        turns = [turn for turn in (lane.job, lane.doubt) if isinstance(turn, TurnJob) and turn.draft.names]
+        return not lane.partition.dedup.uncommitted.isdisjoint(names) or any(
+            not turn.draft.names.isdisjoint(names) for turn in turns
+        )
 
     while (lane := next(filter(unsettled, queue.lanes.values()), None)) is not None:
         yield lane, lambda lane, now: None
+
+
+def landed(queue: QueueState, lane: Lane, numbers: Collection[int]) -> Generator[Step, Any, None]:
+    """Wait until these, which are carried to another partition, are there."""
+    until = queue.now + REQUEST_TIMEOUT_MS
+    while lane.known and not lane.partition.carried.keys().isdisjoint(numbers):
+        if queue.now >= until:
+            raise Unavailable("some items are on their way to a partition that does not answer; try again later")
+        yield Landing(queue)
 
 
 def no_item(item_id: str) -> NotFound:

@@ -19,10 +19,14 @@ _decode_reply = msgspec.msgpack.Decoder(list[tuple[str, str | None, bool]]).deco
 
 
 class Held(Exception):
-    """Whether a name is taken cannot be told yet: its partition is in the middle of a commit, or away."""
+    """Whether a name is taken cannot be told yet: its partition is in the middle of a commit, or away.
 
-    def __init__(self, lane: Lane) -> None:
+    `carried`: or the item that has it is on its way to another.
+    """
+
+    def __init__(self, lane: Lane, *, carried: bool = False) -> None:
         self.lane = lane
+        self.carried = carried
 
 
 def known_request(queue: QueueState, name: bytes, now: int) -> list[Produced] | None:
@@ -40,7 +44,7 @@ def known_request(queue: QueueState, name: bytes, now: int) -> list[Produced] | 
             continue
         if entry.reply is not None:
             return [Produced(*reply) for reply in _decode_reply(entry.reply)]
-        return plain_replies(lane.partition.mint, entry.at, entry.first, entry.count)
+        return plain_replies(_mint(lane, entry.partition), entry.at, entry.first, entry.count)
     return None
 
 
@@ -113,6 +117,8 @@ def _find(queue: QueueState, record: Record, names: list[bytes], now: int) -> tu
             if name in lane.draft.names or name in dedup.uncommitted or (not lane.free and (number or ended)):
                 raise Held(lane)
             if number is not None:
+                if number in lane.partition.carried:
+                    raise Held(lane, carried=True)
                 return lane, number, None
             if ended is not None:
                 lately = lane, ended.number, ended
@@ -127,11 +133,23 @@ def _find_assigned(queue: QueueState, record: Record) -> tuple[Lane, int, None] 
     lane = queue.lanes.get(place[0])
     if lane is not None and not lane.free:
         raise Held(lane)
+    if _has_gone(queue, place[0]):
+        return None  # like the item, or it would have been found by its name
     if lane is None or place[1] >= lane.partition.next_number:
         raise InvalidRequest(f"id {record.id!r} has the form of the ids that this queue assigns; choose another")
+    if place[1] in lane.partition.carried:
+        raise Held(lane, carried=True)
     if place[1] in lane.partition.states([place[1]]) and not has_own_id(lane, place[1]):
         return lane, place[1], None
     return None
+
+
+def _has_gone(queue: QueueState, partition: int) -> bool:
+    """Or will in a moment, after a crash that came when only its store was gone: then it is as new, and stays so."""
+    lane = queue.lanes.get(partition)
+    if lane is None:
+        return partition < queue.definition.next_partition
+    return partition in queue.draining and lane.partition.next_number == 1
 
 
 def has_own_id(lane: Lane, number: int) -> bool:
@@ -174,8 +192,13 @@ def _duplicate(lane: Lane, number: int, ended: Ended | None) -> Produced:
     created = ended.created if ended is not None else lane.partition.chunks.created_of(number)
     name = ended.name if ended is not None else lane.partition.dedup.names.get(number)
     own_id, _, own_correlation = (name or "\n").partition("\n")
-    mint = lane.partition.mint
+    mint = lane.partition.mint if ended is None else _mint(lane, ended.partition)
     return Produced(own_id or mint.id(number), own_correlation or mint.correlation_id(number, created), True)
+
+
+def _mint(lane: Lane, partition: int) -> Mint:
+    """Of what was entrusted to the lane by a partition that is gone, that one's."""
+    return lane.partition.mint if partition < 0 else Mint(lane.partition.incarnation, partition)
 
 
 def _id_of(lane: Lane, number: int, ended: Ended | None) -> str:

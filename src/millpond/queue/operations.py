@@ -31,7 +31,7 @@ from millpond.queue.claims import CLAIM_OPERATIONS, Marks, Piece, run_of_piece, 
 from millpond.queue.drive import Drive, Operation
 from millpond.queue.lane import Lane, TurnJob
 from millpond.queue.lifecycle import bury, kept_until
-from millpond.queue.looking import Seen, locate, look, no_item, refusal, settled, show
+from millpond.queue.looking import Seen, landed, locate, look, no_item, refusal, settled, show
 from millpond.queue.partition import ERROR_PART
 from millpond.queue.requests import (
     Bury,
@@ -71,18 +71,23 @@ def _list(queue: QueueState, request: ListItems) -> Operation:
     if request.state == State.READY and request.kind is None:
         return (yield from _list_ready(queue, request))
     items: list[Item] = []
+    leaving: set[str] = set()  # to another partition, where they may be by the time that it is looked at
     limit = min(request.limit, LIST_LIMIT_MAX)
-    partition, after = request.after
+    partition, after = request.after if request.after[1] else (-1, 0)
     for lane in _lanes_from(queue, partition, request.partition):
         if lane.index != partition:
             after = 0
         while True:
-            (page, seen), job = yield lane, partial(_page, request, after)
+            (page, seen, carried), job = yield lane, partial(_page, request, after)
             for number in page:
                 after = number
                 if number not in seen:
                     continue
                 item = show(queue, lane, job, seen[number])
+                if item.id in leaving or (number in carried and _has_landed(queue, item.id, lane)):
+                    continue
+                if number in carried:
+                    leaving.add(item.id)
                 if request.kind is None or item.kind == request.kind:
                     items.append(item)
                 if len(items) >= limit:
@@ -92,11 +97,17 @@ def _list(queue: QueueState, request: ListItems) -> Operation:
     return ItemPage(items)
 
 
+def _has_landed(queue: QueueState, item_id: str, lane: Lane) -> bool:
+    """Whether another partition has it, durably."""
+    place = locate(queue, item_id)
+    return place is not None and place[0] is not lane and place[0].free
+
+
 def _list_ready(queue: QueueState, request: ListItems) -> Operation:
     """Most of those that wait are plain, and many: they are shown by runs of neighbours."""
     runs: list[ClaimRun] = []
     count = size = 0
-    partition, after = request.after
+    partition, after = request.after if request.after[1] else (-1, 0)
     for lane in _lanes_from(queue, partition, request.partition):
         if lane.index != partition:
             after = 0
@@ -121,20 +132,22 @@ def _ready_page(request: ListItems, after: int, limit: int, lane: Lane, now: int
     return want_runs(runs_of(numbers), READY_SCAN_CHUNKS, lane)
 
 
-def _page(request: ListItems, after: int, lane: Lane, now: int) -> tuple[list[int], dict[int, Seen]]:
+def _page(request: ListItems, after: int, lane: Lane, now: int) -> tuple[list[int], dict[int, Seen], set[int]]:
     states = list(State) if request.state is None else [request.state]
     numbers = sorted(n for one in states for n in lane.partition.numbers_in(one, after, SCAN_BATCH))[:SCAN_BATCH]
     if request.until is not None and numbers and numbers[-1] > request.until:
         numbers = [number for number in numbers if number <= request.until]
-    return numbers, look(lane, numbers)
+    return numbers, look(lane, numbers), lane.partition.carried.keys() & numbers
 
 
 def _lanes_from(queue: QueueState, partition: int, only: int | None) -> Iterator[Lane]:
     if only is not None and only not in queue.lanes:
         raise NotFound(f"queue {queue.definition.name!r} has no partition {only}; see its info for those it has")
-    for index in sorted(queue.lanes):
-        if index >= partition and only in (None, index):
-            yield queue.lanes[index]
+    lanes = queue.in_order
+    begun = next((queue.place_of(lane) for lane in lanes if lane.index == partition), (False, partition))
+    for lane in lanes:
+        if (queue.place_of(lane) >= begun or partition < 0) and only in (None, lane.index) and not lane.gone:
+            yield lane
 
 
 # ---- cancel, bury, make ready and clear --------------------------------------------------------------------
@@ -156,20 +169,42 @@ def _make_ready(queue: QueueState, request: MakeReady) -> Operation:
 
 def _by_id(queue: QueueState, ids_given: Sequence[str], act: ActIn, told: Told) -> Operation:
     results: dict[str, Result] = {}
-    by_lane: dict[int, dict[int, str]] = defaultdict(dict)
-    yield from settled(queue, ids_given)
-    for item_id in ids_given:
+    ids_left = list(dict.fromkeys(ids_given))
+    while ids_left:
+        yield from settled(queue, ids_left)
+        by_lane, missing = _places(queue, ids_left)
+        results |= {item_id: refusal(no_item(item_id)) for item_id in missing}
+        ids_left = []
+        for lane, ids in by_lane:
+            (seen, carried), job = yield lane, partial(_act_in, act, list(ids))
+            for number, item_id in ids.items():
+                if number not in seen and locate(queue, item_id) not in (None, (lane, number)):
+                    ids_left.append(item_id)  # it has gone to another partition meanwhile
+                elif number in carried:
+                    ids_left.append(item_id)
+                else:
+                    results[item_id] = told(lane, job, item_id, seen.get(number))
+            yield from landed(queue, lane, carried)
+    return [results[item_id] for item_id in ids_given]
+
+
+def _act_in(act: ActIn, numbers: list[int], lane: Lane, now: int) -> tuple[dict[int, Seen], set[int]]:
+    """On those that are not about to leave for another partition; and which are."""
+    carried = lane.partition.carried.keys() & numbers
+    return act([number for number in numbers if number not in carried], lane, now), carried
+
+
+def _places(queue: QueueState, ids: Iterable[str]) -> tuple[list[tuple[Lane, dict[int, str]]], list[str]]:
+    """Where each of these is, by lane; and those that are nowhere."""
+    by_lane: dict[int, tuple[Lane, dict[int, str]]] = {}
+    missing: list[str] = []
+    for item_id in ids:
         place = locate(queue, item_id)
         if place is None:
-            results[item_id] = refusal(no_item(item_id))
+            missing.append(item_id)
         else:
-            by_lane[place[0].index][place[1]] = item_id
-    for index, ids in by_lane.items():
-        lane = queue.lanes[index]
-        seen, job = yield lane, partial(act, list(ids))
-        for number, item_id in ids.items():
-            results[item_id] = told(lane, job, item_id, seen.get(number))
-    return [results[item_id] for item_id in ids_given]
+            by_lane.setdefault(place[0].index, (place[0], {}))[1][place[1]] = item_id
+    return list(by_lane.values()), missing
 
 
 def _cancel_in(queue: QueueState, numbers: list[int], lane: Lane, now: int) -> dict[int, Seen]:
@@ -242,14 +277,18 @@ def _cancelled(lane: Lane, job: TurnJob, item_id: str, seen: Seen | None) -> Res
 
 def _clear(queue: QueueState, request: Clear) -> Operation:
     removed: dict[str, int] = {str(state): 0 for state in request.states}
-    for lane in list(queue.lanes.values()):
-        counts, _ = yield lane, lambda lane, now: _clear_in(lane, request.states)
+    for lane in queue.in_order:
+        if lane.gone:
+            continue
+        (counts, carried), _ = yield lane, lambda lane, now: _clear_in(lane, request.states)
         for state, count in counts.items():
             removed[state] += count
+        yield from landed(queue, lane, carried)  # in a partition that is yet to come, or empty already
     return removed
 
 
-def _clear_in(lane: Lane, states: Iterable[State]) -> dict[str, int]:
+def _clear_in(lane: Lane, states: Iterable[State]) -> tuple[dict[str, int], list[int]]:
+    """How many were removed; and what is on its way to another partition and so was not."""
     counts: dict[str, int] = {}
     partition = lane.partition
     for state in states:
@@ -257,11 +296,12 @@ def _clear_in(lane: Lane, states: Iterable[State]) -> dict[str, int]:
             runs = [run for queue in partition.ready.runs().values() for run in queue]
         else:
             numbers = partition.numbers_in(state, 0, sys.maxsize)
-            runs = runs_of(number for number in numbers if number not in partition.moving)
+            staying = (n for n in numbers if n not in partition.moving and n not in partition.carried)
+            runs = runs_of(staying)
         if runs:
             partition.change(Event.CLEARED, str(state), runs)
         counts[str(state)] = sum(len(run_span(run)) for run in runs)
-    return counts
+    return counts, list(partition.carried)
 
 
 # ---- redrive ----------------------------------------------------------------------------------------------
@@ -270,24 +310,49 @@ def _clear_in(lane: Lane, states: Iterable[State]) -> dict[str, int]:
 def _redrive(queue: QueueState, request: Redrive) -> Operation:
     done = Redriven(0, 0, {})
     start = request.at
-    yield from settled(queue, request.ids or ())
-    for lane, numbers in _redrive_candidates(queue, request, done):
-        after = 0
-        while True:
-            (page, seen), job = yield lane, partial(_redrive_page, request, numbers, after)
-            gone = [item_id for number, item_id in numbers.items() if number not in seen]
-            done.errors |= {item_id: _info(no_item(item_id)) for item_id in gone}
-            chosen = _matching(queue, lane, job, seen, request, done)
-            done.matched += sum(len(group) for group in chosen.values())
-            if chosen and not request.dry_run:
-                moved, _ = yield lane, partial(_revive, queue, chosen)
-                done.moved += moved
-                if request.rate:
-                    yield start + round(1000 * done.moved / request.rate)
-            if numbers or len(page) < _redrive_batch(request):
-                break
-            after = page[-1]
+    ids = request.ids
+    while ids is None or ids:
+        yield from settled(queue, ids or ())
+        elsewhere: list[str] = []  # gone to another partition meanwhile
+        for lane, numbers in _redrive_candidates(queue, ids, done):
+            after = 0
+            carried: set[int] = set()
+            while not lane.gone:
+                (page, seen), job = yield lane, partial(_redrive_page, request, numbers, after)
+                carried |= lane.partition.carried.keys() & page
+                elsewhere += _not_seen(queue, lane, numbers, seen, done)
+                chosen = _matching(queue, lane, job, seen, request, done)
+                done.matched += sum(len(group) for group in chosen.values())
+                if chosen and not request.dry_run:
+                    (moved, left), _ = yield lane, partial(_revive, queue, chosen)
+                    done.moved += moved
+                    done.matched -= len(left)
+                    carried |= left
+                    elsewhere += [numbers[number] for number in left if number in numbers]
+                    if request.rate:
+                        yield start + round(1000 * done.moved / request.rate)
+                if numbers or len(page) < _redrive_batch(request):
+                    break
+                after = page[-1]
+            yield from landed(queue, lane, carried)  # in a partition whose turn is yet to come
+        if ids is None:
+            break
+        ids = elsewhere
     return done
+
+
+def _not_seen(
+    queue: QueueState, lane: Lane, numbers: dict[int, str], seen: dict[int, Seen], done: Redriven
+) -> list[str]:
+    """Those that are in another partition by now, or about to be; of the others there is none."""
+    gone = {item_id: number for number, item_id in numbers.items() if number not in seen}
+    elsewhere = [
+        item_id
+        for item_id, number in gone.items()
+        if number in lane.partition.carried or locate(queue, item_id) not in (None, (lane, number))
+    ]
+    done.errors |= {item_id: _info(no_item(item_id)) for item_id in gone if item_id not in elsewhere}
+    return elsewhere
 
 
 def _redrive_batch(request: Redrive) -> int:
@@ -295,32 +360,29 @@ def _redrive_batch(request: Redrive) -> int:
     return SCAN_BATCH if not request.rate else max(1, min(SCAN_BATCH, round(request.rate)))
 
 
-def _redrive_candidates(queue: QueueState, request: Redrive, done: Redriven) -> Iterator[tuple[Lane, dict[int, str]]]:
+def _redrive_candidates(
+    queue: QueueState, ids: Sequence[str] | None, done: Redriven
+) -> Iterator[tuple[Lane, dict[int, str]]]:
     """Lanes, each with the numbers to look at and the ids that they were given by; none given is all."""
-    if request.ids is None:
-        for lane in list(queue.lanes.values()):
+    if ids is None:
+        for lane in queue.in_order:
             yield lane, {}
         return
-    by_lane: dict[int, dict[int, str]] = defaultdict(dict)
-    for item_id in request.ids:
-        place = locate(queue, item_id)
-        if place is None:
-            done.errors[item_id] = _info(no_item(item_id))
-        else:
-            by_lane[place[0].index][place[1]] = item_id
-    for index, numbers in by_lane.items():
-        yield queue.lanes[index], numbers
+    by_lane, missing = _places(queue, ids)
+    done.errors |= {item_id: _info(no_item(item_id)) for item_id in missing}
+    yield from by_lane
 
 
 def _redrive_page(
     request: Redrive, given: Iterable[int], after: int, lane: Lane, now: int
 ) -> tuple[list[int], dict[int, Seen]]:
     if given:
-        return list(given), look(lane, given)
+        return list(given), look(lane, [number for number in given if number not in lane.partition.carried])
     states = _LETTERS if lane.partition.totals.get("letters") else (State.DEAD,)
     limit = _redrive_batch(request)
     numbers = sorted(n for state in states for n in lane.partition.numbers_in(state, after, limit))[:limit]
-    return numbers, look(lane, [n for n in numbers if n not in lane.partition.moving])
+    partition = lane.partition
+    return numbers, look(lane, [n for n in numbers if n not in partition.moving and n not in partition.carried])
 
 
 def _matching(
@@ -356,15 +418,18 @@ def _fits(item: Item, chosen: RedriveFilter) -> bool:
     )
 
 
-def _revive(queue: QueueState, chosen: dict[str | None, list[int]], lane: Lane, now: int) -> int:
-    """Bring back those that are still as they were when they were chosen."""
+def _revive(queue: QueueState, chosen: dict[str | None, list[int]], lane: Lane, now: int) -> tuple[int, set[int]]:
+    """Bring back those that are still as they were when they were chosen: how many; and those about to leave."""
     partition = lane.partition
     moved = 0
+    left = partition.carried.keys() & {number for numbers in chosen.values() for number in numbers}
     for target, numbers in chosen.items():
         states = partition.states(numbers)
         by_state: dict[State, list[int]] = defaultdict(list)
         for number, state in states.items():
-            if number not in partition.moving and state in (_LETTERS if target else (State.DEAD,)):
+            if number in partition.moving or number in partition.carried:
+                continue
+            if state in (_LETTERS if target else (State.DEAD,)):
                 by_state[state].append(number)
         for state, group in by_state.items():
             moved += len(group)
@@ -372,7 +437,7 @@ def _revive(queue: QueueState, chosen: dict[str | None, list[int]], lane: Lane, 
                 partition.change(Event.REDRIVEN, sorted(group), now + queue.settings.expire_timeout_ms)
             else:
                 partition.change(Event.MOVING, str(state), runs_of(sorted(group)), target)
-    return moved
+    return moved, left
 
 
 def _info(error: MillpondError) -> ErrorInfo:
@@ -384,7 +449,7 @@ def _info(error: MillpondError) -> ErrorInfo:
 
 def answer_stats(queue: QueueState, request: GetStats, now: int) -> None:
     partitions = [partition_stats(lane) for lane in queue.lanes.values()]
-    totals: dict[str, int] = defaultdict(int)
+    totals: dict[str, int] = defaultdict(int, queue.definition.past_totals)
     oldest: int | None = None
     for lane in queue.lanes.values():
         if not lane.known:
@@ -401,7 +466,7 @@ def answer_stats(queue: QueueState, request: GetStats, now: int) -> None:
             waiters=len(queue.waiters),
             oldest_ready_age=None if oldest is None else max(0, now - oldest) / 1000,
             rates=queue.rates.rates(now),
-            totals=dict(totals),
+            totals=dict(totals),  # those of partitions that are gone included
             partitions=partitions,
             paused=queue.definition.paused,
         )

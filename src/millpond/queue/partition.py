@@ -20,9 +20,11 @@ import msgspec
 from millpond.history.format import (
     RUN_BITS,
     RUN_MAX,
+    TRIES_BITS,
     Event,
     Record,
     decode_entry,
+    decode_meta,
     numbers_of,
     run_of,
 )
@@ -30,7 +32,7 @@ from millpond.model import DeadReason, State
 from millpond.queue.chunks import Chunks
 from millpond.queue.columns import IntColumn
 from millpond.queue.decisions import Decisions
-from millpond.queue.dedup import Dedup, Request
+from millpond.queue.dedup import Dedup, Ended, Request
 from millpond.queue.leases import Lease, Leases, Spans
 from millpond.queue.named import Named
 from millpond.queue.ready import Ready
@@ -39,7 +41,7 @@ from millpond.queue.tokens import Mint
 from millpond.store.base import JournalRow
 
 _COUNT_MASK = RUN_MAX - 1
-_DELIVERIES_BITS = 32
+_DELIVERIES_BITS = TRIES_BITS
 _DELIVERIES_MASK = (1 << _DELIVERIES_BITS) - 1
 _FEW = 8  # times the size of a page: fewer items than that are sorted to find one
 _ALIKE = 8  # neighbours that are asked one by one for their priority; of more, those with one are looked for
@@ -130,6 +132,9 @@ class Partition:
         self.decisions = Decisions()  # only in the store that has no items
         self.moving: dict[int, Move] = {}
         self.confirming: dict[bytes, str] = {}  # transfers that their target has not forgotten yet -> target
+        # Items on their way to another partition of this queue -> the turn in which they were sent. They look as they
+        # did, but nothing is done to them here: the target "" of their transfers is this queue.
+        self.carried: dict[int, int] = {}
         self.dedup = Dedup()
         self.totals: dict[str, int] = {}
         # What the running turn gathers for its commit.
@@ -387,6 +392,83 @@ class Partition:
         for name in names:
             self.dedup.arrivals.pop(name, None)
 
+    # ---- transitions of what is carried over by a rebalance -----------------------------------------------
+
+    def on_carrying(self, state: str, runs: Sequence[int]) -> None:
+        """Those that wait for their time, are kept or dead stay what they are; the ready ones, letters, lie nowhere."""
+        if state == State.READY:
+            self._leave(state, runs)
+        self.carried.update(dict.fromkeys(numbers_of(runs), self.turn))
+
+    def on_left(self, numbers: Sequence[int], names: Sequence[bytes]) -> None:
+        """Another partition has them, and their names."""
+        for number in numbers:
+            del self.carried[number]
+            self.waiting.pop(number, None)
+            self.dedup.release(number)
+            self._end(number, 1)
+        self.confirming.update(dict.fromkeys(names, ""))
+
+    def on_adopted(
+        self, first: int, count: int, created: int, deadline: int, meta: bytes, items: Sequence[Sequence[Any]]
+    ) -> None:
+        """Items of another partition, as they were there; all of them have an id and a correlation id of their own."""
+        self.chunks.add(first, count, created, deadline)
+        self.next_number = first + count
+        for number, (record, item) in enumerate(zip(decode_meta(meta), items, strict=True), first):
+            assert record is not None
+            self._adopt(number, record, *item)
+
+    def _adopt(
+        self, number: int, record: Record, name: bytes, state: str, value: int, tries: int, changed: int,
+        documents: int, fence: int,
+    ) -> None:  # fmt: skip
+        assert record.id is not None
+        assert record.correlation_id is not None
+        self.dedup.arrivals[name] = number
+        self.fence = max(self.fence, fence)
+        for column, own in ((self.tries, tries), (self.changed, changed), (self.documents, documents)):
+            if own:
+                column[number] = own
+        if record.priority:
+            self.priorities[number] = record.priority
+        if record.max_attempts >= 0:
+            self.limits[number] = record.max_attempts
+        if record.expire_deadline:
+            self.expiries[number] = record.expire_deadline
+            self.expiry_timers.push(record.expire_deadline, run_of(number, 1))
+        if record.source is not None and record.source.letter:
+            self._count("letters", 1)
+        if state in (State.COMPLETED, State.CANCELLED):
+            self.dedup.add_kept(number, record.id, record.key, record.correlation_id)
+            self.finished[number] = value
+            self.finish_timers.push(value >> 1, run_of(number, 1))
+            return
+        self.dedup.add(number, record.id, record.key, record.correlation_id)
+        if state in (State.SCHEDULED, State.RETRYING):
+            self._wait(number, value >> 1, retrying=bool(value & 1))
+        elif state == State.DEAD:
+            self.dead[number] = value
+        else:
+            self.ready.push(record.priority, number, 1)
+
+    def on_entrusted(
+        self,
+        partition: int,
+        ended: Sequence[Sequence[Any]],
+        requests: Sequence[Sequence[Any]],
+        arrivals: Sequence[bytes],
+    ) -> None:
+        """What must not happen twice, by a partition that is to be removed."""
+        for name, at, number, created, own, moved, origin in ended:
+            entry = Ended(at, number, created, own, moved, partition if origin < 0 else origin)
+            self.dedup.ended.put_older(name, entry, self.dedup_window)
+        for name, at, first, count, reply, origin in requests:
+            request = Request(at, first, count, reply, partition if origin < 0 else origin)
+            self.dedup.requests.put_older(name, request, self.dedup_window)
+        for name in arrivals:
+            self.dedup.arrivals[name] = 0
+
     # ---- transitions of claims ----------------------------------------------------------------------------
 
     def on_claimed(self, nonce: bytes, claim_id: str, owner: str, runs: Sequence[int]) -> None:
@@ -643,6 +725,16 @@ class Partition:
     def expire_deadline(self, number: int) -> int:
         return self.expiries.get(number) or self.chunks.deadline_of(number)
 
+    def standing(self, number: int) -> tuple[State, int]:
+        """What a carried item is, and its value in the column that says so."""
+        values = (column.get(number) for column in (self.waiting, self.dead, self.finished))
+        return self.states([number])[number], next((value for value in values if value is not None), 0)
+
+    def is_empty(self) -> bool:
+        """Nothing is here, and nothing is on its way."""
+        on_its_way = self.staged or self.claims or self.carried or self.confirming
+        return not (self.live_count() or len(self.finished) or on_its_way)
+
     def states(self, numbers: Iterable[int]) -> dict[int, State]:
         """The states of those items that exist."""
         found: dict[int, State] = {}
@@ -709,7 +801,7 @@ class Partition:
         redriving = sum(1 for number in self.moving if number not in self.dead)
         return {
             State.SCHEDULED: len(self.waiting) - retrying,
-            State.READY: self.ready.count,
+            State.READY: self.ready.count + self.carried_letters(),
             State.LEASED: len(self.leased),
             State.RETRYING: retrying,
             State.COMPLETED: len(self.finished) - cancelled,
@@ -717,6 +809,11 @@ class Partition:
             State.DEAD: len(self.dead) + redriving,
             State.CANCELLED: cancelled,
         }
+
+    def carried_letters(self) -> int:
+        """Ready items that are on their way to another partition: they lie in no column."""
+        columns = (self.waiting, self.dead, self.finished)
+        return sum([not any(number in column for column in columns) for number in self.carried])
 
     def live_count(self) -> int:
         """Items that somebody still waits for: what placement and deletion look at."""

@@ -88,7 +88,8 @@ def choose_writable(queue: QueueState) -> Lane | None:
     lanes = [lane for lane in lanes if lane.writable]
     if lanes:
         return min(lanes, key=produce_rank)
-    if all(lane.full for lane in queue.lanes.values() if not lane.definition.read_only):
+    there = [lane for lane in queue.lanes.values() if not lane.definition.read_only]
+    if there and all(lane.full for lane in there):
         raise DiskFull(DISK_FULL)
     return None
 

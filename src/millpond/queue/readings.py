@@ -59,6 +59,8 @@ class QueueLook:
         self._queue = queue
         self._seen = seen
         self._lanes: dict[int, LaneLook] = {}
+        past = queue.state.definition.past_totals
+        self._past = [past.get(name, 0) for name in TRANSITIONS]  # those that go from here on stay in `_lanes`
         self.began: dict[int, int] = {}
 
     def loaded(self, index: int, partition: Partition) -> None:
@@ -100,9 +102,9 @@ class QueueLook:
 
     def _transitions(self) -> list[int]:
         """Those of partitions that are gone included."""
-        transitions = _NONE
+        transitions = self._past
         for look in self._lanes.values():
-            transitions = added(transitions, look.high) if transitions is not _NONE else look.high
+            transitions = added(transitions, look.high)
         return transitions
 
     def take_rise(self) -> list[int]:
@@ -146,7 +148,7 @@ def _counts(partition: Partition) -> list[int]:
     redriving = _not_dead(partition) if moving else 0
     return [
         len(waiting) - retrying,
-        partition.ready.count,
+        partition.ready.count + partition.carried_letters(),
         len(partition.leased),
         retrying,
         len(finished) - cancelled,

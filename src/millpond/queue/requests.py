@@ -314,6 +314,19 @@ class AbortStage(Request, eq=False):
     txn: str
 
 
+class Carried(msgspec.Struct, gc=False):
+    """What an item is besides, that goes to another partition of its queue: in a chunk of these instants, and as in
+    the partition's columns.
+    """
+
+    created: int
+    deadline: int
+    state: str
+    value: int
+    tries: int
+    changed: int
+
+
 class Transfer(msgspec.Struct, gc=False):
     """One item on its way between two queues; `name` tells a repeat. `documents` as in the partition's column."""
 
@@ -323,6 +336,7 @@ class Transfer(msgspec.Struct, gc=False):
     documents: int
     parts: dict[int, bytes]
     fence: int  # no fencing token of the item was above this
+    carried: Carried | None = None  # it stays in its queue
 
 
 class Arrive(Request, eq=False):

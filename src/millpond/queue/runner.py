@@ -66,14 +66,19 @@ class Runner:
         send: Callable[[Runner, Arrive | Forget], None],
         meter: EngineMeter,
         totals_seen: Totals,
+        drained: Callable[[Runner], None] = lambda runner: None,
     ) -> None:
-        """`send` takes requests for other queues; their answers come back through `settle`."""
+        """`send` takes requests for other queues; their answers come back through `settle`.
+
+        `drained` is told, again and again, while there are partitions to be removed.
+        """
         self.queue = queue
         self.look = QueueLook(queue, totals_seen)
         self.last_used = clock.now()
         self.tried = asyncio.Event()  # set once every partition was read or could not be
         self._clock = clock
         self._send = send
+        self._drained = drained
         self._meter = meter
         self._moved: dict[int, int] = {}  # by partition: the sum of its totals when it last committed
         self._loop = asyncio.get_running_loop()
@@ -82,6 +87,9 @@ class Runner:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._letting_go: dict[
+            int, asyncio.Future[None]
+        ] = {}  # partitions that are removed, until their store is closed
         self._unanswered: set[Request] = set()
         self.wake()
 
@@ -122,6 +130,23 @@ class Runner:
         self.queue.configure(definition)
         self.wake()
 
+    def add(self, lanes: list[Lane]) -> None:
+        self.queue.add(lanes)
+        self.wake()
+
+    async def remove(self, index: int) -> bool:
+        """Let go of a partition that has drained, and of its store; False: not now."""
+        lane = self.queue.remove(index, now := self._clock.now())
+        if lane is None:
+            return index in self.queue.removing and index not in self._letting_go
+        closed = self._letting_go[index] = self._loop.create_future()
+        self._run_jobs(now)
+        await closed
+        thread = self._threads.pop(index, None)
+        if thread is not None:
+            thread.stop()
+        return True
+
     def wake(self) -> None:
         """Tick once the event loop has handed over all that is there; not while every lane is busy anyway."""
         if not self._tick_asked and not self.queue.busy:
@@ -153,6 +178,8 @@ class Runner:
         for request in outbox:
             self._send(self, request)
         self._set_timer(wake_at, now)
+        if self.queue.state.draining and self.queue.drained:
+            self._drained(self)
         self._run_jobs(now)  # last: a commit thread that wakes up finds the interpreter free
 
     def _panic(self, error: Exception) -> None:
@@ -216,6 +243,8 @@ class Runner:
             self._panic(error)
             return
         self._clock.at_least(self.queue.now)
+        if job.lane.gone and (closed := self._letting_go.pop(job.lane.index, None)) is not None:
+            closed.set_result(None)
         if not self.tried.is_set():
             self._see_whether_tried()
         if self.queue.closing:

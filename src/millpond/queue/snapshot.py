@@ -53,6 +53,7 @@ class Snapshot(msgspec.Struct, array_like=True):
     decisions: bytes | None = None
     changed: Dump = (b"", b"", b"", b"")  # this and the next came later: without them it is not known when
     granted: bytes = b""  # the instant of each of the leases, in their order
+    carried: list[tuple[int, list[int]]] = []  # turn and runs
 
 
 COLUMNS = ("waiting", "tries", "priorities", "limits", "expiries", "documents", "dead", "finished", "changed")
@@ -92,8 +93,16 @@ def take_snapshot(partition: Partition) -> bytes:
             staged=partition.staged,
             decisions=partition.decisions.dump() if partition.decisions else None,
             granted=granted,
+            carried=[(turn, runs_of(numbers)) for turn, numbers in _by_turn(partition.carried).items()],
         )
     )
+
+
+def _by_turn(carried: dict[int, int]) -> dict[int, list[int]]:
+    turns: dict[int, list[int]] = {}
+    for number, turn in carried.items():
+        turns.setdefault(turn, []).append(number)
+    return turns
 
 
 def _restore(partition: Partition, snapshot: Snapshot) -> None:
@@ -107,6 +116,8 @@ def _restore(partition: Partition, snapshot: Snapshot) -> None:
     _unpack_leases(partition, snapshot.leased, array("q", snapshot.granted))
     for target, redrive, turn, runs in snapshot.moving:
         partition.moving.update(dict.fromkeys(numbers_of(runs), Move(target, redrive, turn)))
+    for turn, runs in snapshot.carried:
+        partition.carried.update(dict.fromkeys(numbers_of(runs), turn))
     same: dict[int, int] = {}
     for column in COLUMNS:
         getattr(partition, column).load(getattr(snapshot, column), same)

@@ -13,7 +13,7 @@ from typing import Any
 from millpond.errors import Conflict, DiskFull, InvalidRequest, MillpondError, NotFound, Unavailable
 from millpond.history.format import Event, Record
 from millpond.model import Published, Staged
-from millpond.queue.drive import Operation
+from millpond.queue.drive import Landing, Operation
 from millpond.queue.lane import Lane, Status
 from millpond.queue.names import Held
 from millpond.queue.produce import DISK_FULL, TURN_BYTES_MAX, produce_rank
@@ -53,6 +53,8 @@ def _lane_of(queue: QueueState, request: StageItems) -> Lane | None:
 
 def _writable(queue: QueueState) -> Lane:
     lanes = [lane for lane in queue.lanes.values() if lane.writable]
+    if not lanes and all(lane.definition.read_only for lane in queue.lanes.values()):
+        raise Unavailable("the queue's new partitions are not there yet; try again in a moment")
     if not lanes:
         raise DiskFull(DISK_FULL)
     return min(lanes, key=_stage_rank)
@@ -73,6 +75,8 @@ def _stage_in(queue: QueueState, request: StageItems, lane: Lane, now: int) -> S
     there = lane.partition.staged.get(request.txn, {}).get(request.chunk)
     if there is not None:
         return Staged(sum(piece.count for piece in there))
+    if lane.definition.read_only:  # since a moment ago: another takes it
+        return None
     if not lane.writable:
         return DiskFull(DISK_FULL)
     if lane.draft.staged_size and lane.draft.staged_size + request.size > TURN_BYTES_MAX:
@@ -106,7 +110,9 @@ def _publish_once(queue: QueueState, request: PublishStage) -> Operation:
         ]
         waits = {outcome.lane.index: outcome.lane for outcome, _ in outcomes if isinstance(outcome, Held)}
         if waits:
-            yield [(lane, _nothing) for lane in waits.values()]
+            yield [(lane, _nothing) for lane in waits.values() if not lane.gone]
+        if any(isinstance(outcome, Held) and outcome.carried for outcome, _ in outcomes):
+            yield Landing(queue)
     return Published(txn, items, duplicates, again)
 
 

@@ -39,6 +39,14 @@ class Watcher(Protocol):
     def stop(self, error: MillpondError) -> None: ...
 
 
+class Landing(Protocol):
+    """An operation that waits for items on their way to another partition."""
+
+    def wake(self) -> None: ...
+
+    def stop(self, error: MillpondError) -> None: ...
+
+
 class QueueState:
     def __init__(
         self,
@@ -52,7 +60,8 @@ class QueueState:
         self.definition = definition
         self.lanes = {lane.index: lane for lane in lanes}
         self.meta = meta  # the lane of the queue's decisions: not opened until somebody needs it
-        self.everyone = lanes.copy()  # all the lanes that are in use: with that one, once it is
+        self.everyone = lanes.copy()  # all the lanes that are in use: with that one, once it is, and those that are new
+        self.draining = draining_in(definition)  # partitions that a rebalance removes
         self.free: list[Lane] = []  # those with items that take part in this turn
         self.turning: list[Lane] = []  # all that do
         self.now = now
@@ -67,6 +76,7 @@ class QueueState:
         self.arrives: list[Arrive] = []
         self.outbox: list[Arrive | Forget] = []  # for other queues
         self.sleepers: list[tuple[int, int, Callable[[], None]]] = []  # operations that pace themselves: a heap
+        self.landings: list[Landing] = []
         self.readers: list[Reader] = []  # operations that wait for an item to be ready, and until when
         self.making: set[str] = set()  # claims and transactions that a request has in hand: not to be tidied up
         self.taking: set[bytes] = set()  # the nonces of claims in the making
@@ -85,6 +95,14 @@ class QueueState:
         return self.definition.incarnation
 
     @property
+    def in_order(self) -> list[Lane]:
+        """All with items, those first whose items may go to the others: who takes one after the other misses none."""
+        return sorted(self.lanes.values(), key=self.place_of)
+
+    def place_of(self, lane: Lane) -> tuple[bool, int]:
+        return lane.index not in self.draining, lane.index
+
+    @property
     def journal_bytes(self) -> int:
         """A partition's share of what the queue may keep of its journal."""
         return self.settings.journal_bytes_max // len(self.lanes)
@@ -99,6 +117,11 @@ class QueueState:
         if self.meta not in self.everyone:
             self.everyone.append(self.meta)
         return self.meta
+
+
+def draining_in(definition: QueueDefinition) -> set[int]:
+    running = definition.rebalance is not None and not definition.rebalance.finished_at
+    return {one.partition for one in definition.partitions if one.read_only} if running else set()
 
 
 def away(lane: Lane, *, issued: bool) -> MillpondError:

@@ -18,7 +18,7 @@ from zlib import crc32
 import msgspec
 
 from millpond.history.format import NUMBER_MAX
-from millpond.model import LeasedFields, LeasedItem, LeaseLike, to_datetime
+from millpond.model import PARTITION_NUMBER_MAX, LeasedFields, LeasedItem, LeaseLike, to_datetime
 
 Token = tuple[int, int, int, int, str | None]  # partition, number, grant, created, own correlation id
 
@@ -26,7 +26,6 @@ _HEAD = struct.Struct(">HQQ")  # partition, grant, created
 _BODY = struct.Struct(">HQQHI")  # partition, grant, created, and the number's 48 bits
 _SEALED = struct.Struct(">HQQHII")  # … and the checksum
 _FORM = re.compile(rf"[a-z0-9]{{1,32}}\.[0-9a-f]{{{2 * _SEALED.size}}}(\.[\x20-\x7e]{{1,128}})?")
-_PARTITION_MAX = 0xFFFF
 
 
 class Mint:
@@ -215,4 +214,4 @@ def read_id(incarnation: str, item_id: str) -> tuple[int, int] | None:
     if len(partition) > 5 or len(number) > 14 or rest != f"{int(partition)}-{int(number)}":
         return None
     found = int(partition), int(number)
-    return found if found[0] <= _PARTITION_MAX and found[1] < NUMBER_MAX else None
+    return found if found[0] <= PARTITION_NUMBER_MAX and found[1] < NUMBER_MAX else None

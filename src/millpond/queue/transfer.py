@@ -3,12 +3,13 @@
 A move takes three durable steps, each a turn of its own loop, so that a crash in between repeats and never loses
 or doubles: the source marks the item (`died` or `moving`) and sends it; the target takes it in under the
 transfer's name; the source lets go (`moved`) and tells the target, which forgets the name (`forgot`), and then so
-does the source (`forgotten`).
+does the source (`forgotten`). What a rebalance carries from one partition to another of the same queue goes the same
+way (`carrying`, `adopted`, `left`), with the queue itself as the target; see `queue.draining`.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import groupby, islice
 
 import msgspec
 
@@ -17,9 +18,9 @@ from millpond.history.format import Event, Record, Source
 from millpond.queue.dedup import id_digest, key_digest, transfer_digest
 from millpond.queue.lane import NEVER, Lane, Part, TurnJob
 from millpond.queue.names import Held, id_taken, key_taken, names_of
-from millpond.queue.partition import REASONS, Move
+from millpond.queue.partition import REASONS, Move, document_keys
 from millpond.queue.produce import choose_writable
-from millpond.queue.requests import Arrive, Forget, Transfer
+from millpond.queue.requests import Arrive, Carried, Forget, Transfer
 from millpond.queue.state import QueueState
 
 TRANSFER_BATCH = 500  # items a message: bounds the memory of a flood of dead letters
@@ -47,12 +48,28 @@ def send_transfers(queue: QueueState, lane: Lane, now: int) -> None:
             lane.draft.parts.append(SendPart(queue, target, batch))
         else:
             partition.change(Event.KEPT, batch)
+    if len(partition.carried) > len(lane.carrying):
+        batch = list(islice((number for number in partition.carried if number not in lane.carrying), TRANSFER_BATCH))
+        lane.carrying.update(batch)
+        for number in batch:
+            lane.want(number, 1)
+            lane.want_documents(number)
+        lane.draft.parts.append(CarryPart(queue, queue.definition.name, batch))
     if len(partition.confirming) > len(lane.confirming):
         for target in set(partition.confirming.values()):
             names = [n for n, to in partition.confirming.items() if to == target and n not in lane.confirming]
             if names:
                 lane.confirming.update(names)
-                lane.draft.parts.append(ConfirmPart(queue, target, names))
+                lane.draft.parts.append(ConfirmPart(queue, target or queue.definition.name, names))
+
+
+def has_unsent(lane: Lane) -> bool:
+    partition = lane.partition
+    return (
+        len(partition.moving) > len(lane.sent)
+        or len(partition.carried) > len(lane.carrying)
+        or len(partition.confirming) > len(lane.confirming)
+    )
 
 
 class SendPart(Part):
@@ -74,6 +91,18 @@ class SendPart(Part):
 
     def deadline(self) -> int:
         return NEVER
+
+
+class CarryPart(SendPart):
+    """The same within the queue."""
+
+    __slots__ = ()
+
+    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        numbers = [number for number in self._numbers if number in lane.carrying]
+        if numbers:
+            transfers = [_carried(lane, job, number) for number in numbers]
+            self._queue.outbox.append(Arrive(self._target, lane.index, numbers, transfers))
 
 
 class ConfirmPart(Part):
@@ -119,6 +148,26 @@ def _transfer(queue: QueueState, lane: Lane, job: TurnJob, number: int) -> Trans
     return Transfer(name, moved, wanted, partition.documents.get(number, 0), parts, fence)
 
 
+def _carried(lane: Lane, job: TurnJob, number: int) -> Transfer:
+    """The same item, for another partition: names that followed from its place are its own there."""
+    partition, record = lane.partition, lane.record(job, number)
+    created = partition.chunks.created_of(number)
+    moved = msgspec.structs.replace(
+        record,
+        id=record.id or partition.mint.id(number),
+        correlation_id=record.correlation_id or partition.mint.correlation_id(number, created),
+        expire_deadline=partition.expiries.get(number, 0),
+    )
+    name = transfer_digest(partition.incarnation, partition.index, number, partition.carried[number])
+    state, value = partition.standing(number)
+    tries, changed = partition.tries.get(number, 0), partition.changed.get(number, 0)
+    documents = partition.documents.get(number, 0)
+    carried = Carried(created, partition.chunks.deadline_of(number), str(state), value, tries, changed)
+    parts = {key & 3: job.documents[key] for key in document_keys(number, documents)}  # the turn may have read others
+    fence = partition.fence + partition.turn
+    return Transfer(name, moved, None, documents, parts, fence, carried)
+
+
 def _copy(record: Record, correlation_id: str, key: str | None, max_attempts: int) -> Record:
     """The same item in another queue: what belongs to its time in this one is left behind."""
     return msgspec.structs.replace(
@@ -137,15 +186,15 @@ def settle_transfer(queue: QueueState, request: Arrive | Forget, now: int) -> No
     lane = queue.lanes.get(request.partition)
     if lane is None:
         return
-    gone = isinstance(request.error, NotFound)
+    gone, is_own = isinstance(request.error, NotFound), request.target == queue.definition.name
     if request.error is not None and not (gone and isinstance(request, Forget)):
         lane.resend_at = now + RESEND_MS
         if isinstance(request, Arrive):
-            lane.sent.difference_update(request.numbers)
+            (lane.carrying if is_own else lane.sent).difference_update(request.numbers)
         else:
             lane.confirming.difference_update(request.names)
     elif isinstance(request, Arrive):
-        lane.waiting.append(MovedPart(request))
+        lane.waiting.append(LeftPart(queue, request) if is_own else MovedPart(request))
     else:
         lane.waiting.append(ForgottenPart(request))
 
@@ -174,6 +223,33 @@ class MovedPart(Part):
 
     def deadline(self) -> int:
         return NEVER
+
+
+class LeftPart(MovedPart):
+    """Another partition has the items."""
+
+    __slots__ = ("_queue",)
+
+    def apply(self, lane: Lane, now: int) -> None:
+        partition = lane.partition
+        left: dict[int, bytes] = {}
+        for number, transfer in zip(self._request.numbers, self._request.transfers, strict=True):
+            turn = partition.carried.get(number)
+            if turn is not None:
+                assert transfer.name == transfer_digest(partition.incarnation, lane.index, number, turn)
+                left[number] = transfer.name
+        if left:
+            partition.change(Event.LEFT, list(left), list(left.values()))
+
+    def __init__(self, queue: QueueState, request: Arrive) -> None:
+        super().__init__(request)
+        self._queue = queue
+
+    def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
+        lane.carrying.difference_update(self._request.numbers)
+        landings, self._queue.landings = self._queue.landings, []
+        for landing in landings:
+            landing.wake()
 
 
 class ForgottenPart(Part):
@@ -221,6 +297,7 @@ class ArrivePart(Part):
 
 def assign_arrives(queue: QueueState, now: int) -> None:
     waiting, queue.arrives = queue.arrives, []
+    waiting.sort(key=_comes_from_elsewhere)  # what is adopted has its numbers before anything is produced
     for request in waiting:
         try:
             missing = [transfer for transfer in request.left if not _has_arrived(queue, transfer.name)]
@@ -231,12 +308,39 @@ def assign_arrives(queue: QueueState, now: int) -> None:
             elif lane is None:
                 queue.arrives.append(request)
             else:
-                _take_in(queue, lane, missing, now)
+                take_in = _take_in if _comes_from_elsewhere(request) else _adopt
+                take_in(queue, lane, missing, now)
                 lane.draft.parts.append(ArrivePart(queue, request))
         except Held:
             queue.arrives.append(request)
         except MillpondError as error:
             request.fail(error)
+
+
+def _comes_from_elsewhere(request: Arrive) -> bool:
+    return any(transfer.carried is None for transfer in request.left)
+
+
+def _adopt(queue: QueueState, lane: Lane, transfers: list[Transfer], now: int) -> None:
+    """Those of one chunk as one chunk again."""
+    for (created, deadline), group in groupby(transfers, key=_chunk_of):
+        alike = list(group)
+        items = []
+        for transfer in alike:
+            own = transfer.carried
+            assert own is not None
+            state = (own.state, own.value, own.tries, own.changed)
+            items.append((transfer.name, *state, transfer.documents, transfer.fence))
+            lane.draft.names.update((transfer.name, *names_of(transfer.record)))
+        first = lane.adopt([transfer.record for transfer in alike], items, created, deadline)
+        for number, transfer in enumerate(alike, first):
+            for part, document in transfer.parts.items():
+                lane.draft.documents[number << 2 | part] = document
+
+
+def _chunk_of(transfer: Transfer) -> tuple[int, int]:
+    assert transfer.carried is not None
+    return transfer.carried.created, transfer.carried.deadline
 
 
 def _has_arrived(queue: QueueState, name: bytes) -> bool:

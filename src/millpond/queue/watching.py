@@ -17,7 +17,7 @@ from millpond.history.format import RUN_BITS, RUN_MAX, Event, decode_state, run_
 from millpond.model import ENDED, Item, State
 from millpond.queue.drive import Drive, Operation, Park
 from millpond.queue.lane import NEVER, Lane, Part, TurnJob
-from millpond.queue.looking import Seen, locate, look, no_item, settled, show
+from millpond.queue.looking import Seen, landed, locate, look, no_item, settled, show
 from millpond.queue.partition import DELETE, HAS_ERROR
 from millpond.queue.requests import GetItem
 from millpond.queue.state import QueueState
@@ -111,15 +111,20 @@ def get(queue: QueueState, request: GetItem) -> Operation:
 
 
 def _look_at(queue: QueueState, item_id: str, act: Callable[[int, Lane, int], dict[int, Seen]]) -> Operation:
-    yield from settled(queue, [item_id])
-    place = locate(queue, item_id)
-    if place is None:
-        raise no_item(item_id)
-    lane, number = place
-    seen, job = yield lane, partial(act, number)
-    if number not in seen:
-        raise no_item(item_id)
-    return show(queue, lane, job, seen[number])
+    before = None
+    while True:
+        yield from settled(queue, [item_id])
+        place = locate(queue, item_id)
+        if place is None or place == before:
+            raise no_item(item_id)
+        lane, number = place
+        if number in lane.partition.carried:  # where it goes, it may be something else by now
+            yield from landed(queue, lane, [number])
+            continue
+        seen, job = yield lane, partial(act, number)
+        if number in seen:
+            return show(queue, lane, job, seen[number])
+        before = place
 
 
 # ---- what ends in a turn ----------------------------------------------------------------------------------
@@ -154,6 +159,7 @@ _RUNS: dict[Event, Callable[[Sequence[Any]], Sequence[int]]] = {
     Event.CLEARED: lambda arguments: arguments[1],
     Event.MOVING: lambda arguments: arguments[1],
     Event.REPLACED: lambda arguments: [run_of(arguments[1], 1)],
+    Event.LEFT: lambda arguments: [run_of(number, 1) for number in arguments[0]],
 }  # where each has the items that it ends
 
 

@@ -14,6 +14,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
 
@@ -42,6 +43,7 @@ from millpond.model import (
     QueueDefinition,
     QueueSettings,
     QueueStats,
+    Rebalance,
     State,
     StoreSettings,
     to_datetime,
@@ -57,6 +59,7 @@ from millpond.service.call_thread import CallThread
 from millpond.service.health import liveness, readiness, registry_check
 from millpond.service.places import Places, let_go
 from millpond.service.readings import EngineReader
+from millpond.service.rebalance import Rebalances, plan, progress, without
 from millpond.store.base import DEFAULT, META_PARTITION, Registry, StoreFailed, StoreFull, Stores
 
 log = logging.getLogger("millpond.service")
@@ -107,6 +110,7 @@ class QueuesManager:
         self._open = False
         self._meter = EngineMeter(self._places.names)
         self._reader = EngineReader(self._runners, self._meter)
+        self._rebalances = Rebalances(self._spawn, self._remove_drained, lambda: self._open)
 
     # ---- opening and closing ------------------------------------------------------------------------------
 
@@ -221,7 +225,8 @@ class QueuesManager:
         """As they are in memory; of a queue that sleeps only where they are."""
         runner = self._runners.get(name)
         if runner is not None:
-            return [partition_stats(lane) for lane in runner.queue.state.lanes.values()]
+            lanes = [lane for lane in runner.queue.state.everyone if lane.index != META_PARTITION]
+            return [partition_stats(lane) for lane in lanes]  # those that are new and not read yet too
         return [
             PartitionStats(partition=one.partition, store=one.store, status="closed", counts={})
             for one in self.definition(name).partitions
@@ -267,6 +272,77 @@ class QueuesManager:
 
     async def delete(self, name: str, *, force: bool) -> None:
         await self._whole(self._delete(name, force))
+
+    async def rebalance(self, name: str, partitions: int | None, *, dry_run: bool) -> Rebalance:
+        """To so many partitions (None: as many as there are), in the stores that their affinities say."""
+        self._check_open()
+        chosen = plan(self.definition(name), partitions, self._places, self.rebalance_of(name))
+        if dry_run or chosen.is_empty:
+            return chosen.told("planned")
+        for store in dict.fromkeys(chosen.stores):
+            await self._places.prepare(store, unused=not self._used_stores().get(store))
+        await self._whole(self._rebalance(name, partitions))
+        with suppress(MillpondError):  # it has begun; what is left in partitions that are away is not known
+            await self.known(name)
+        told = self.rebalance_of(name)
+        assert told is not None, "it was just begun"
+        return told
+
+    def rebalance_of(self, name: str) -> Rebalance | None:
+        """How far the queue's last rebalance is."""
+        runner = self._runners.get(name)
+        return progress(self.definition(name), None if runner is None else runner.queue)
+
+    async def _rebalance(self, name: str, partitions: int | None) -> None:
+        async with self._changes:
+            self._check_open()
+            definition = self.definition(name)
+            chosen = plan(definition, partitions, self._places, self.rebalance_of(name))
+            await self._make_room(len(chosen.stores))
+            definition = chosen.begun(self.definition(name), self._clock.now())
+            await self._put(definition, [self._entry("rebalance", name, chosen.detail())])
+            runner = self._runners.get(name)
+            if runner is not None:
+                runner.configure(definition)
+                runner.add([self._lane(definition, one) for one in chosen.new(definition)])
+            elif chosen.removing:
+                self._spawn(self._wake(name))
+
+    async def _remove_drained(self, runner: Runner) -> None:
+        """What the partitions stored goes first: should this be cut short, they are empty, and are removed again."""
+        name = runner.queue.state.definition.name
+        for index in runner.queue.drained:
+            definition = self._definitions.get(name)
+            if definition is None or not self._open or self._runners.get(name) is not runner:
+                return
+            lane = runner.queue.state.lanes.get(index)
+            totals = {} if lane is None else lane.partition.totals
+            if await runner.remove(index):
+                await self._remove_stored(definition, index)
+                await self._whole(self._forget_partition(definition, index, totals))
+
+    async def _remove_stored(self, definition: QueueDefinition, index: int) -> None:
+        [place] = [one for one in definition.partitions if one.partition == index]
+        stores, partitions = self._places[place.store], [index]
+        try:
+            if place.store == DEFAULT:
+                await self._in_registry(stores.destroy, definition.incarnation, partitions)
+            else:
+                await self._places.call(place.store, stores.destroy, definition.incarnation, partitions)
+        except (OSError, StoreFailed, MillpondError) as error:
+            detail = {"removed": index, "store": place.store}
+            await self._note([self._own_entry("rebalance", definition.name, detail, str(error))])
+            raise Unavailable(f"partition {index} could not be removed from store {place.store!r}: {error}") from error
+
+    async def _forget_partition(self, before: QueueDefinition, index: int, totals: Mapping[str, int]) -> None:
+        async with self._changes:
+            definition = self._definitions.get(before.name)
+            if definition is None or definition.incarnation != before.incarnation:
+                return
+            definition, detail = without(definition, index, totals, self._clock.now())
+            await self._put(definition, [self._own_entry("rebalance", before.name, detail)])
+            if before.name in self._runners:
+                self._runners[before.name].configure(definition)
 
     async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
         """A change that was begun is carried through, also when its caller has gone."""
@@ -498,6 +574,10 @@ class QueuesManager:
         at = to_datetime(self._clock.now())
         return AuditEntry(at=at, who=caller.get(), action=action, queue=name, detail=detail, error=error)
 
+    def _own_entry(self, action: str, name: str, detail: dict[str, Any], error: str | None = None) -> AuditEntry:
+        """Of a step that nobody asked for by itself."""
+        return replace(self._entry(action, name, detail, error), who="millpond")
+
     # ---- watching -----------------------------------------------------------------------------------------
 
     def reading(self) -> EngineReading:
@@ -589,20 +669,23 @@ class QueuesManager:
     def _start(self, definition: QueueDefinition) -> None:
         self._drop_alarm(definition.name)
         durability = definition.settings.durability
-        lanes = []
-        for one in definition.partitions:
-            self._meter.know(one.store)
-            store = self._places[one.store].open(definition.incarnation, one.partition, durability)
-            lanes.append(Lane(one, store, Bodies(self._budget)))
+        lanes = [self._lane(definition, one) for one in definition.partitions]
         stored = self._places[DEFAULT].open(definition.incarnation, META_PARTITION, durability)
         meta = meta_lane(stored, self._budget)
         rng = Random(self._rng.random())
         queue = LogicalQueue(definition, lanes, meta, rng, self._definitions.__contains__, self._clock.now())
         seen = self._reader.totals_seen(definition.incarnation)
-        self._runners[definition.name] = Runner(queue, self._clock, self._send, self._meter, seen)
+        drained = self._rebalances.drained
+        self._runners[definition.name] = Runner(queue, self._clock, self._send, self._meter, seen, drained)
         self._meter.loads += 1
         if self._sweeper is None or self._excess() > 0:
             self._set_sweeper()
+
+    def _lane(self, definition: QueueDefinition, place: PartitionDefinition) -> Lane:
+        self._meter.know(place.store)
+        stores, durability = self._places[place.store], definition.settings.durability
+        store = stores.open(definition.incarnation, place.partition, durability)
+        return Lane(place, store, Bodies(self._budget))
 
     def _excess(self) -> float:
         """Partitions that are loaded beyond the limit."""

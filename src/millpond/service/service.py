@@ -35,6 +35,7 @@ from millpond.model import (
     QueueInfo,
     QueuePage,
     QueueStats,
+    Rebalance,
     RedriveFilter,
     Redriven,
     Result,
@@ -168,6 +169,11 @@ class Service:
 
     async def stats(self, queue: str) -> QueueStats:
         return await self._manager.stats(validate.queue_name(queue))
+
+    async def rebalance(self, queue: str, *, partitions: int | None = None, dry_run: bool = False) -> Rebalance:
+        name = validate.queue_name(queue)
+        count = None if partitions is None else validate.partitions(partitions)
+        return await self._manager.rebalance(name, count, dry_run=validate.boolean(dry_run, "dry_run"))
 
     async def audit(self, queue: str, *, after: str | None = None, limit: int = 100) -> AuditPage:
         before = validate.audit_cursor(after)
@@ -495,6 +501,7 @@ class Service:
             created_at=to_datetime(definition.created_at),
             updated_at=to_datetime(definition.updated_at),
             loaded=self._manager.is_loaded(definition.name),
+            rebalance=self._manager.rebalance_of(definition.name),
         )
 
 

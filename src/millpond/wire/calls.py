@@ -16,6 +16,7 @@ from millpond.model import (
     QueueInfo,
     QueuePage,
     QueueStats,
+    Rebalance,
     Redriven,
     Staged,
     StateWritten,
@@ -55,6 +56,7 @@ _TABLE = (
     Call("queue.ready", requests.MakeReady, replies.Results, "Items that wait for their time are leasable now, by id."),
     Call("queue.stats", requests.OneQueue, QueueStats, "Counts by state, rates and ages."),
     Call("queue.audit", requests.Audit, AuditPage, "What was done to a queue by hand, the newest first."),
+    Call("queue.rebalance", requests.RebalanceQueue, Rebalance, "Change how many partitions a queue has, and where."),
     Call("queue.pause", requests.OneQueue, QueueInfo, "Produce goes on, lease waits."),
     Call("queue.resume", requests.OneQueue, QueueInfo, "Lease goes on."),
     Call("queue.clear", requests.ClearQueue, replies.Cleared, "Remove the items in these states."),
@@ -72,7 +74,6 @@ _TABLE = (
     Call("stage.publish", requests.PublishStage, Published, "Show these staged chunks all at once; twice is once."),
     Call("stage.abort", requests.AbortStage, Staged, "Drop what was staged."),
     Call("journal.read", requests.ReadJournal, JournalPage, "Rows of a partition's journal: all changes of its items."),
-    Call("queue.rebalance", requests.Rebalance, replies.Empty, "Change the number of partitions.", built=False),
 )
 
 CALLS: dict[str, Call] = {call.name: call for call in _TABLE}

@@ -328,10 +328,9 @@ class Audit(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     limit: int = 100
 
 
-# ---- promised, not built ----------------------------------------------------------------------------------
+class RebalanceQueue(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """`partitions` left out: as many as there are, where the stores' affinities say now."""
 
-
-class Rebalance(Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     queue: str
     partitions: int | None = None
     dry_run: bool = False
