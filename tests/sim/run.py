@@ -61,9 +61,9 @@ def replay_command(seed: int, each: int) -> str:
     return f"python -m tests.sim.run --seed {seed} --seeds 1 --each {each}"
 
 
-def simulate(seed: int, seeds: int, each: int = OPS_EACH, jobs: int | None = None) -> Summary:
+def simulate(seed: int, seeds: int, each: int = OPS_EACH, jobs: int | None = None, step: int = 1) -> Summary:
     summary = Summary()
-    tasks = [(one, each) for one in range(seed, seed + seeds)]
+    tasks = [(one, each) for one in range(seed, seed + seeds * step, step)]
     for outcome in _outcomes(tasks, jobs or os.cpu_count() or 1):
         summary.add(outcome)
         if outcome.violation is not None:
@@ -86,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ops", type=int, help="operations in all; default: one seed's")
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, help="seeds; default: as many as the operations need")
+    parser.add_argument("--step", type=int, default=1, help="from one seed to the next: 4 for those with rebalances")
     parser.add_argument("--each", type=int, default=OPS_EACH, help="operations of a seed")
     parser.add_argument("--pairs-min", type=int, default=0, help="fail if a request met a fault less often than this")
     parser.add_argument("--jobs", type=int, help="processes; default: as many as there are cores")
@@ -93,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = options.seeds
     if seeds is None:
         seeds = max(1, -(-(options.ops or options.each) // options.each))
-    summary = simulate(options.seed, seeds, options.each, options.jobs)
+    summary = simulate(options.seed, seeds, options.each, options.jobs, options.step)
     print(summary.pairs.table())
     (kind, fault), count = summary.pairs.rarest()
     print(f"rarest pair: {kind} with {fault}, {count} times; at least {options.pairs_min} wanted")

@@ -59,7 +59,7 @@ from millpond.service.call_thread import CallThread
 from millpond.service.health import liveness, readiness, registry_check
 from millpond.service.places import Places, let_go
 from millpond.service.readings import EngineReader
-from millpond.service.rebalance import Rebalances, plan, progress, without
+from millpond.service.rebalance import Plan, Rebalances, plan, progress, without
 from millpond.store.base import DEFAULT, META_PARTITION, Registry, StoreFailed, StoreFull, Stores
 
 log = logging.getLogger("millpond.service")
@@ -280,8 +280,8 @@ class QueuesManager:
         if dry_run or chosen.is_empty:
             return chosen.told("planned")
         for store in dict.fromkeys(chosen.stores):
-            await self._places.prepare(store, unused=not self._used_stores().get(store))
-        await self._whole(self._rebalance(name, partitions))
+            await self._places.prepare(store, self._places[store], unused=store not in self._used_stores())
+        await self._whole(self._rebalance(name, partitions, chosen))
         with suppress(MillpondError):  # it has begun; what is left in partitions that are away is not known
             await self.known(name)
         told = self.rebalance_of(name)
@@ -293,11 +293,11 @@ class QueuesManager:
         runner = self._runners.get(name)
         return progress(self.definition(name), None if runner is None else runner.queue)
 
-    async def _rebalance(self, name: str, partitions: int | None) -> None:
+    async def _rebalance(self, name: str, partitions: int | None, chosen: Plan) -> None:
         async with self._changes:
             self._check_open()
-            definition = self.definition(name)
-            chosen = plan(definition, partitions, self._places, self.rebalance_of(name))
+            if plan(self.definition(name), partitions, self._places, self.rebalance_of(name)) != chosen:
+                raise Unavailable("the stores or the queue have changed meanwhile; try again")
             await self._make_room(len(chosen.stores))
             definition = chosen.begun(self.definition(name), self._clock.now())
             await self._put(definition, [self._entry("rebalance", name, chosen.detail())])
