@@ -399,10 +399,7 @@ def _judge_shown(model: Model, ask: Ask, shown: Shown) -> None:
             item.payload, record.kind, record.encoding, record.reference, record.priority,
             record.key, source and source.queue, source and source.id, source and source.attempts, item.created,
         )  # fmt: skip
-        lately = item.moved_step > ask.step or any(
-            item is leaving for one in queue.partitions.values() for leaving, _ in one.leaving.values()
-        )
-        places = item.places if lately else {item.partition.index}
+        places = _places(ask, item)
         was = {state for one in queue.partitions.values() for of, state in one.leaving.values() if of is item}
         was |= {item.left[1]} if item.left[0] > ask.step else set()  # it was looked at just before that
         if told == known and shown.partition in places and str(shown.state) in _shown_states(ask, item) | was:
@@ -470,6 +467,12 @@ def _judge_still(ask: Ask, item: Item, shown: Shown) -> None:
         _broken(ask, f"{item} is shown with the document {shown.state_doc}, but it is {item.docs}")
 
 
+def _places(ask: Ask, item: Item) -> set[int]:
+    """Where it may be shown: for one that moves, it depends on when it was looked at."""
+    leaves = any(item is one for other in item.partition.queue.partitions.values() for one, _ in other.leaving.values())
+    return item.places if leaves or item.moved_step > ask.step else {item.partition.index}
+
+
 def _judge_list(model: Model, ask: Ask) -> None:
     page: ItemPage = ask.request.value
     queue = model.queues[ask.queue]
@@ -485,9 +488,9 @@ def _judge_list(model: Model, ask: Ask) -> None:
         return
     for partition in queue.partitions.values():
         for item in partition.items.values():
-            if (partition.index, item.id, item.created, item.payload) in shown or item.changes[-1][0] > ask.step:
+            if item.changes[-1][0] > ask.step:
                 continue
-            if item.moved_step > ask.step:
+            if any((place, item.id, item.created, item.payload) in shown for place in _places(ask, item)):
                 continue
             if ask.state in (None, item.state):
                 _broken(ask, f"{item} is not listed")

@@ -43,17 +43,18 @@ def locate(queue: QueueState, item_id: str) -> tuple[Lane, int] | None:
 def settled(queue: QueueState, ids: Iterable[str]) -> Generator[Step, Any, None]:
     """Wait for turns under way that gave up one of these ids, or took one over: if they fail, the item is back."""
     names = [id_digest(item_id) for item_id in ids]
-
-    def unsettled(lane: Lane) -> bool:
-        if not lane.known or lane.free:
-            return False
-        turns = [turn for turn in (lane.job, lane.doubt) if isinstance(turn, TurnJob) and turn.draft.names]
-        return not lane.partition.dedup.uncommitted.isdisjoint(names) or any(
-            not turn.draft.names.isdisjoint(names) for turn in turns
-        )
-
-    while (lane := next(filter(unsettled, queue.lanes.values()), None)) is not None:
+    while (lane := next((one for one in queue.lanes.values() if is_unsettled(one, names)), None)) is not None:
         yield lane, lambda lane, now: None
+
+
+def is_unsettled(lane: Lane, names: Collection[bytes]) -> bool:
+    """Whether a turn under way gave up one of these names, or took one over."""
+    if not lane.known or lane.free:
+        return False
+    turns = [turn for turn in (lane.job, lane.doubt) if isinstance(turn, TurnJob) and turn.draft.names]
+    return not lane.partition.dedup.uncommitted.isdisjoint(names) or any(
+        not turn.draft.names.isdisjoint(names) for turn in turns
+    )
 
 
 def landed(queue: QueueState, lane: Lane, numbers: Collection[int]) -> Generator[Step, Any, None]:

@@ -28,10 +28,11 @@ from millpond.model import (
     State,
 )
 from millpond.queue.claims import CLAIM_OPERATIONS, Marks, Piece, run_of_piece, want_runs
+from millpond.queue.dedup import id_digest
 from millpond.queue.drive import Drive, Operation
 from millpond.queue.lane import Lane, TurnJob
 from millpond.queue.lifecycle import bury, kept_until
-from millpond.queue.looking import Seen, landed, locate, look, no_item, refusal, settled, show
+from millpond.queue.looking import Seen, is_unsettled, landed, locate, look, no_item, refusal, settled, show
 from millpond.queue.partition import ERROR_PART
 from millpond.queue.requests import (
     Bury,
@@ -67,13 +68,33 @@ def start_operation(queue: QueueState, request: Request) -> None:
 
 
 def _list(queue: QueueState, request: ListItems) -> Operation:
-    """By partition and number, so that a cursor stays good while items come and go."""
-    if request.state == State.READY and request.kind is None:
-        return (yield from _list_ready(queue, request))
+    """By partition and number, so that a cursor stays good while items come and go.
+
+    Once a rebalance begins, items go to partitions that may have been listed: then the list begins anew.
+    """
+    list_all = _list_ready if request.state == State.READY and request.kind is None else _list_any
+    while True:
+        order = queue.order
+        page = yield from list_all(queue, request)
+        if queue.order == order or request.partition is not None:
+            return page
+
+
+def _start(queue: QueueState, request: ListItems) -> tuple[int, int]:
+    """After which item of which partition; -1 is before all."""
+    is_good = request.order == queue.order or request.partition is not None
+    return request.after if request.after[1] and is_good else (-1, 0)
+
+
+def _cursor(queue: QueueState, lane: Lane, after: int) -> str:
+    return f"{lane.index}:{after}:{queue.order}" if queue.order else f"{lane.index}:{after}"
+
+
+def _list_any(queue: QueueState, request: ListItems) -> Operation:
     items: list[Item] = []
     leaving: set[str] = set()  # to another partition, where they may be by the time that it is looked at
     limit = min(request.limit, LIST_LIMIT_MAX)
-    partition, after = request.after if request.after[1] else (-1, 0)
+    partition, after = _start(queue, request)
     for lane in _lanes_from(queue, partition, request.partition):
         if lane.index != partition:
             after = 0
@@ -91,7 +112,7 @@ def _list(queue: QueueState, request: ListItems) -> Operation:
                 if request.kind is None or item.kind == request.kind:
                     items.append(item)
                 if len(items) >= limit:
-                    return ItemPage(items, f"{lane.index}:{after}")
+                    return ItemPage(items, _cursor(queue, lane, after))
             if len(page) < SCAN_BATCH:
                 break
     return ItemPage(items)
@@ -100,14 +121,14 @@ def _list(queue: QueueState, request: ListItems) -> Operation:
 def _has_landed(queue: QueueState, item_id: str, lane: Lane) -> bool:
     """Whether another partition has it, durably."""
     place = locate(queue, item_id)
-    return place is not None and place[0] is not lane and place[0].free
+    return place is not None and place[0] is not lane and not is_unsettled(place[0], [id_digest(item_id)])
 
 
 def _list_ready(queue: QueueState, request: ListItems) -> Operation:
     """Most of those that wait are plain, and many: they are shown by runs of neighbours."""
     runs: list[ClaimRun] = []
     count = size = 0
-    partition, after = request.after if request.after[1] else (-1, 0)
+    partition, after = _start(queue, request)
     for lane in _lanes_from(queue, partition, request.partition):
         if lane.index != partition:
             after = 0
@@ -121,7 +142,7 @@ def _list_ready(queue: QueueState, request: ListItems) -> Operation:
             count += sum([len(run.payloads) for run in read])
             size += sum([sum(map(len, run.payloads)) for run in read])
             if count >= request.limit or (count >= LIST_LIMIT_MAX and size >= CLAIM_PAGE_BYTES):
-                return ItemPage(ClaimRows(runs), f"{lane.index}:{after}")
+                return ItemPage(ClaimRows(runs), _cursor(queue, lane, after))
     return ItemPage(ClaimRows(runs))
 
 
@@ -143,10 +164,9 @@ def _page(request: ListItems, after: int, lane: Lane, now: int) -> tuple[list[in
 def _lanes_from(queue: QueueState, partition: int, only: int | None) -> Iterator[Lane]:
     if only is not None and only not in queue.lanes:
         raise NotFound(f"queue {queue.definition.name!r} has no partition {only}; see its info for those it has")
-    lanes = queue.in_order
-    begun = next((queue.place_of(lane) for lane in lanes if lane.index == partition), (False, partition))
-    for lane in lanes:
-        if (queue.place_of(lane) >= begun or partition < 0) and only in (None, lane.index) and not lane.gone:
+    begun = next((queue.place_of(lane) for lane in queue.lanes.values() if lane.index == partition), (False, partition))
+    for lane in queue.walk():
+        if (queue.place_of(lane) >= begun or partition < 0) and only in (None, lane.index):
             yield lane
 
 
@@ -277,13 +297,14 @@ def _cancelled(lane: Lane, job: TurnJob, item_id: str, seen: Seen | None) -> Res
 
 def _clear(queue: QueueState, request: Clear) -> Operation:
     removed: dict[str, int] = {str(state): 0 for state in request.states}
-    for lane in queue.in_order:
-        if lane.gone:
-            continue
-        (counts, carried), _ = yield lane, lambda lane, now: _clear_in(lane, request.states)
-        for state, count in counts.items():
-            removed[state] += count
-        yield from landed(queue, lane, carried)  # in a partition that is yet to come, or empty already
+    order = None
+    while order != queue.order:  # a rebalance that has just begun may have carried items to where it was already
+        order = queue.order
+        for lane in queue.walk():
+            (counts, carried), _ = yield lane, lambda lane, now: _clear_in(lane, request.states)
+            for state, count in counts.items():
+                removed[state] += count
+            yield from landed(queue, lane, carried)  # in a partition that is yet to come, or empty already
     return removed
 
 
@@ -365,7 +386,7 @@ def _redrive_candidates(
 ) -> Iterator[tuple[Lane, dict[int, str]]]:
     """Lanes, each with the numbers to look at and the ids that they were given by; none given is all."""
     if ids is None:
-        for lane in queue.in_order:
+        for lane in queue.walk():
             yield lane, {}
         return
     by_lane, missing = _places(queue, ids)

@@ -176,7 +176,10 @@ class MakeReady(Request, eq=False):
 
 
 class ListItems(Request, eq=False):
-    """Reply: ItemPage. `state` None is all of them; `after` is a cursor: a partition, and a number in it."""
+    """Reply: ItemPage. `state` None is all of them; `after` is a cursor: a partition, and a number in it.
+
+    `order`: in which the cursor goes from partition to partition.
+    """
 
     state: State | None
     partition: int | None
@@ -184,6 +187,7 @@ class ListItems(Request, eq=False):
     after: tuple[int, int]
     limit: int
     until: int | None = None
+    order: int = 0
 
 
 class Clear(Request, eq=False):

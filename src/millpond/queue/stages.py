@@ -132,13 +132,14 @@ def _decide(txn: str, chosen: Chosen, lane: Lane, now: int) -> tuple[bool, Chose
 
 def _choose(queue: QueueState, request: PublishStage) -> Operation:
     lanes = [lane for lane in queue.lanes.values() if lane.status != Status.FAILED]
+    some_away = len(lanes) < len(queue.lanes)
     held = yield [(lane, lambda lane, now: set(lane.partition.staged.get(request.txn, ()))) for lane in lanes]
     chosen: dict[str, int] = {}
     for lane, (chunks, _) in zip(lanes, held, strict=True):
         for chunk in chunks.intersection(request.chunks):
             chosen.setdefault(chunk, lane.index)
     missing = [chunk for chunk in request.chunks if chunk not in chosen]
-    if missing and len(lanes) < len(queue.lanes):
+    if missing and some_away:
         raise Unavailable(f"a partition is away and may hold chunk {missing[0]!r}; try again later")
     if missing:
         raise NotFound(

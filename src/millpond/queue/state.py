@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Protocol
 
@@ -95,9 +95,20 @@ class QueueState:
         return self.definition.incarnation
 
     @property
-    def in_order(self) -> list[Lane]:
-        """All with items, those first whose items may go to the others: who takes one after the other misses none."""
-        return sorted(self.lanes.values(), key=self.place_of)
+    def order(self) -> int:
+        """Tells the orders apart in which `walk` goes: each rebalance has its own."""
+        return 0 if self.definition.rebalance is None else self.definition.rebalance.started_at
+
+    def walk(self) -> Iterator[Lane]:
+        """All with items, those first whose items may go to the others: who takes one after the other misses none.
+
+        Lanes that come or go meanwhile are taken or left out.
+        """
+        taken: set[int] = set()
+        while left := [lane for lane in self.lanes.values() if lane.index not in taken]:
+            lane = min(left, key=self.place_of)
+            taken.add(lane.index)
+            yield lane
 
     def place_of(self, lane: Lane) -> tuple[bool, int]:
         return lane.index not in self.draining, lane.index

@@ -292,13 +292,15 @@ class Service:
         until: int | None = None,
         limit: int = 100,
     ) -> ItemPage:
+        place, order = validate.cursor(after)
         request = ListItems(
             validate.state(state),
             None if partition is None else validate.integer(partition, "partition", 0, 1 << 16),
             None if kind is None else validate.string(kind, "kind"),
-            validate.cursor(after),
+            place,
             validate.list_limit(limit, CLAIM_PAGE_MAX),
             None if until is None else validate.integer(until, "until", 0, 1 << 62),
+            order,
         )
         page: ItemPage = await self._ask(queue, request)
         return page

@@ -411,13 +411,14 @@ def list_limit(value: Any, limit_max: int = LIST_LIMIT_MAX) -> int:
     return integer(value, "limit", 1, LIST_LIMIT_MAX)
 
 
-def cursor(value: Any) -> tuple[int, int]:
+def cursor(value: Any) -> tuple[tuple[int, int], int]:
+    """A partition and a number in it; and the order of partitions."""
     if value is None:
-        return 0, 0
-    match = re.fullmatch(r"(\d{1,5}):(\d{1,15})", value) if isinstance(value, str) else None
+        return (0, 0), 0
+    match = re.fullmatch(r"([0-9]{1,5}):([0-9]{1,15})(?::([0-9]{1,15}))?", value) if isinstance(value, str) else None
     if match is None:
         raise InvalidRequest(f"after is {shown(value)}, which is no cursor; use the `next` of the page before")
-    return int(match[1]), int(match[2])
+    return (int(match[1]), int(match[2])), int(match[3] or 0)
 
 
 def audit_cursor(value: Any) -> int | None:
