@@ -146,11 +146,6 @@ class Partition:
                 self.broken(f"{grant.item} is leased to {grant.client.name}, who was not given it, or has gone")
         self.orphans.clear()
 
-    def counts_shown(self) -> dict[str, int]:
-        """What is on its way is counted here until this partition has let go of it."""
-        leaving = [state for _, state in self.leaving.values()]
-        return {state: self.counts[state] + leaving.count(state) for state in STATES}
-
     def ready_count(self) -> int:
         """Those that can be leased."""
         return sum(map(len, self.ready.values()))

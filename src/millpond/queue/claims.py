@@ -340,10 +340,12 @@ def _read_claim(queue: QueueState, request: ReadClaim) -> Operation:
     if request.part >= len(claim.parts):
         raise InvalidRequest(f"claim {claim.claim_id!r} has {len(claim.parts)} parts, from 0 on, and no {request.part}")
     partition, start, count = claim.parts[request.part]
-    lane = queue.lanes[partition]
+    lane = queue.lanes.get(partition)
     runs: list[ClaimRun] = []
     at, end, size, chunks = request.after, min(count, request.after + request.limit), 0, CHUNKS_MIN
     while at < end and size < CLAIM_PAGE_BYTES:
+        if lane is None or lane.gone:  # so is what was claimed there
+            raise _no_claim(claim.claim_id)
         (pieces, marks), job = yield lane, partial(_want, claim.nonce, start + at, end - at, chunks)
         if not pieces:
             raise _no_claim(claim.claim_id)
@@ -473,14 +475,13 @@ def _judge(queue: QueueState, request: JudgeClaim) -> Operation:
     results: dict[int, Result] = {}
     by_lane: dict[int, dict[int, tuple[int, JudgeItem]]] = {}
     for place, verdict in enumerate(request.verdicts):
-        found = locate(queue, verdict.id)
-        if found is None:
-            results[place] = refusal(_not_claimed(verdict.id, claim))
-        else:
+        results[place] = refusal(_not_claimed(verdict.id, claim))
+        if (found := locate(queue, verdict.id)) is not None:
             by_lane.setdefault(found[0].index, {})[place] = found[1], verdict
     for index, verdicts in by_lane.items():
-        judged, _ = yield queue.lanes[index], partial(_judge_in, claim, verdicts)
-        results.update(judged)
+        if index in queue.lanes:  # else it is gone, and what was claimed in it
+            judged, _ = yield queue.lanes[index], partial(_judge_in, claim, verdicts)
+            results.update(judged)
     return [results[place] for place in range(len(request.verdicts))]
 
 

@@ -48,6 +48,7 @@ from millpond.queue.requests import (
 )
 from millpond.queue.stages import STAGE_OPERATIONS
 from millpond.queue.state import QueueState
+from millpond.queue.transfer import counts_of
 from millpond.queue.watching import get
 
 SCAN_BATCH = 500  # items looked at in one turn, so that a scan does not hold up the others
@@ -469,7 +470,7 @@ def _info(error: MillpondError) -> ErrorInfo:
 
 
 def answer_stats(queue: QueueState, request: GetStats, now: int) -> None:
-    partitions = [partition_stats(lane) for lane in queue.lanes.values()]
+    partitions = [partition_stats(queue, lane) for lane in queue.lanes.values()]
     totals: dict[str, int] = defaultdict(int, queue.definition.past_totals)
     oldest: int | None = None
     for lane in queue.lanes.values():
@@ -494,12 +495,12 @@ def answer_stats(queue: QueueState, request: GetStats, now: int) -> None:
     )
 
 
-def partition_stats(lane: Lane) -> PartitionStats:
+def partition_stats(queue: QueueState, lane: Lane) -> PartitionStats:
     return PartitionStats(
         partition=lane.index,
         store=lane.definition.store,
         status="full" if lane.full else str(lane.status),
-        counts=lane.partition.counts() if lane.known else {},
+        counts=counts_of(queue, lane) if lane.known else {},
         failures=lane.failures,
         error=lane.error,
         last_number=lane.partition.next_number - 1 if lane.known else 0,

@@ -17,11 +17,13 @@ from millpond.errors import MillpondError, NotFound
 from millpond.history.format import Event, Record, Source
 from millpond.queue.dedup import id_digest, key_digest, transfer_digest
 from millpond.queue.lane import NEVER, Lane, Part, TurnJob
+from millpond.queue.looking import is_unsettled
 from millpond.queue.names import Held, id_taken, key_taken, names_of
 from millpond.queue.partition import REASONS, Move, document_keys
 from millpond.queue.produce import choose_writable
 from millpond.queue.requests import Arrive, Carried, Forget, Transfer
 from millpond.queue.state import QueueState
+from millpond.queue.watching import follow
 
 TRANSFER_BATCH = 500  # items a message: bounds the memory of a flood of dead letters
 RESEND_MS = 1_000  # after a target that was away
@@ -308,8 +310,10 @@ def assign_arrives(queue: QueueState, now: int) -> None:
             elif lane is None:
                 queue.arrives.append(request)
             else:
-                take_in = _take_in if _comes_from_elsewhere(request) else _adopt
-                take_in(queue, lane, missing, now)
+                if _comes_from_elsewhere(request):
+                    _take_in(queue, lane, missing, now)
+                else:
+                    _adopt(queue, lane, request, missing)
                 lane.draft.parts.append(ArrivePart(queue, request))
         except Held:
             queue.arrives.append(request)
@@ -321,8 +325,10 @@ def _comes_from_elsewhere(request: Arrive) -> bool:
     return any(transfer.carried is None for transfer in request.left)
 
 
-def _adopt(queue: QueueState, lane: Lane, transfers: list[Transfer], now: int) -> None:
+def _adopt(queue: QueueState, lane: Lane, request: Arrive, transfers: list[Transfer]) -> None:
     """Those of one chunk as one chunk again."""
+    old = queue.lanes[request.partition]
+    numbers = {transfer.name: number for transfer, number in zip(request.transfers, request.numbers, strict=True)}
     for (created, deadline), group in groupby(transfers, key=_chunk_of):
         alike = list(group)
         items = []
@@ -334,6 +340,7 @@ def _adopt(queue: QueueState, lane: Lane, transfers: list[Transfer], now: int) -
             lane.draft.names.update((transfer.name, *names_of(transfer.record)))
         first = lane.adopt([transfer.record for transfer in alike], items, created, deadline)
         for number, transfer in enumerate(alike, first):
+            follow(old, numbers[transfer.name], lane, number)
             for part, document in transfer.parts.items():
                 lane.draft.documents[number << 2 | part] = document
 
@@ -377,6 +384,19 @@ def _take_in(queue: QueueState, lane: Lane, transfers: list[Transfer], now: int)
             lane.draft.documents[number << 2 | part] = document
         lane.draft.arrivals.append((transfer.name, number, transfer.documents, transfer.fence))
         lane.draft.names.add(transfer.name)
+
+
+def counts_of(queue: QueueState, lane: Lane) -> dict[str, int]:
+    """The lane's items by state, without those that another has durably: they are let go of in a moment."""
+    counts, partition = lane.partition.counts(), lane.partition
+    names = {transfer_digest(partition.incarnation, lane.index, n, turn): n for n, turn in partition.carried.items()}
+    others = [other for other in queue.lanes.values() if names and other.known and other is not lane]
+    for other in others:
+        there = names.keys() & other.partition.dedup.arrivals.keys()
+        landed = [names[name] for name in there if not is_unsettled(other, [name])]
+        for state in partition.states(landed).values():
+            counts[state] -= 1
+    return counts
 
 
 class ForgetPart(Part):

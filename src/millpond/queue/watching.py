@@ -24,6 +24,8 @@ from millpond.queue.state import QueueState
 
 _COUNT_MASK = RUN_MAX - 1
 
+Look = Callable[[int, Lane, int], dict[int, Seen]]
+
 # ---- who waits --------------------------------------------------------------------------------------------
 
 
@@ -44,10 +46,13 @@ class Watch(Park):
         seen = look(lane, [number])
         self._part()
         if number in seen and seen[number].state not in ENDED:
-            self._lane, self._number = lane, number
-            lane.watched.setdefault(number, {})[self] = None
-            lane.partition.watch = partial(_note, lane)
+            self.stand_by(lane, number)
         return seen
+
+    def stand_by(self, lane: Lane, number: int) -> None:
+        self._lane, self._number = lane, number
+        lane.watched.setdefault(number, {})[self] = None
+        lane.partition.watch = partial(_note, lane)
 
     def park(self, drive: Drive) -> None:
         self._drive = drive
@@ -110,7 +115,7 @@ def get(queue: QueueState, request: GetItem) -> Operation:
         watch.leave()
 
 
-def _look_at(queue: QueueState, item_id: str, act: Callable[[int, Lane, int], dict[int, Seen]]) -> Operation:
+def _look_at(queue: QueueState, item_id: str, act: Look) -> Operation:
     before = None
     while True:
         yield from settled(queue, [item_id])
@@ -121,10 +126,23 @@ def _look_at(queue: QueueState, item_id: str, act: Callable[[int, Lane, int], di
         if number in lane.partition.carried:  # where it goes, it may be something else by now
             yield from landed(queue, lane, [number])
             continue
-        seen, job = yield lane, partial(act, number)
+        seen, job = yield lane, partial(_unless_carried, act, number)
         if number in seen:
             return show(queue, lane, job, seen[number])
-        before = place
+        if number not in lane.partition.carried:
+            before = place
+
+
+def _unless_carried(act: Look, number: int, lane: Lane, now: int) -> dict[int, Seen]:
+    return {} if number in lane.partition.carried else act(number, lane, now)
+
+
+def follow(lane: Lane, number: int, target: Lane, number_there: int) -> None:
+    """The item is carried to another lane: who waits for it does so there."""
+    for watch in lane.watched.pop(number, ()):
+        watch.stand_by(target, number_there)
+    if not lane.watched:
+        lane.partition.watch = None
 
 
 # ---- what ends in a turn ----------------------------------------------------------------------------------

@@ -225,8 +225,9 @@ class QueuesManager:
         """As they are in memory; of a queue that sleeps only where they are."""
         runner = self._runners.get(name)
         if runner is not None:
-            lanes = [lane for lane in runner.queue.state.everyone if lane.index != META_PARTITION]
-            return [partition_stats(lane) for lane in lanes]  # those that are new and not read yet too
+            state = runner.queue.state
+            lanes = [lane for lane in state.everyone if lane.index != META_PARTITION]
+            return [partition_stats(state, lane) for lane in lanes]  # those that are new and not read yet too
         return [
             PartitionStats(partition=one.partition, store=one.store, status="closed", counts={})
             for one in self.definition(name).partitions
@@ -826,7 +827,8 @@ class QueuesManager:
             request.fail(error)
             sender.settle(request)
         else:
-            runner.accept(request, sender.settle)
+            if runner is sender or request.target != sender.queue.state.definition.name:
+                runner.accept(request, sender.settle)  # else it was carried within a queue that is gone
 
 
 def _destroy(stores: Stores, incarnation: str) -> None:

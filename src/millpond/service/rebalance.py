@@ -23,6 +23,7 @@ from millpond.model import (
 from millpond.queue.draining import removable_at
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.runner import Runner
+from millpond.queue.transfer import counts_of
 from millpond.service.places import Places
 
 log = logging.getLogger("millpond.service")
@@ -122,7 +123,7 @@ def progress(definition: QueueDefinition, queue: LogicalQueue | None) -> Rebalan
     lanes = {} if queue is None else queue.state.lanes
     for lane in [lanes[index] for index in left if index in lanes and lanes[index].known]:
         assert queue is not None
-        items.update(lane.partition.counts())
+        items.update(counts_of(queue.state, lane))
         goes_at.append(removable_at(queue.state, lane))
     empty = [at for at in goes_at if at is not None]
     return Rebalance(
