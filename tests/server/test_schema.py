@@ -46,6 +46,7 @@ SENSIBLE: dict[str, dict[str, Any]] = {
     "queue.bury": {"queue": "q", "ids": ["mine", "none"], "error": "e"},
     "queue.ready": {"queue": "q", "ids": ["mine", "none"]},
     "queue.stats": {"queue": "q"},
+    "queue.rebalance": {"queue": "q", "partitions": 2, "dry_run": False},
     "queue.audit": {"queue": "q", "limit": 2},
     "queue.pause": {"queue": "q"},
     "queue.resume": {"queue": "q"},

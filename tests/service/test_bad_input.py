@@ -129,6 +129,7 @@ class Case:
             "pause": {"queue": "q"},
             "resume": {"queue": "q"},
             "stats": {"queue": "q"},
+            "rebalance": {"queue": "q", "partitions": 2, "dry_run": True},
             "audit": {"queue": "q", "after": "5", "limit": 10},
             "produce": {"queue": "q", "items": ["new"], "on_conflict": "ignore", "request_id": "r"},
             "lease": {"queue": "q", "batch": 1, "wait": 0, "lease_timeout": "1s", "client_id": "me"},
@@ -222,6 +223,7 @@ TAKEN: Mapping[tuple[str, str], set[str]] = {
     ("claim", "max_bytes"): {"none"},
     ("claim", "owner"): STRINGS,
     ("read_claim", "after"): {"none"},
+    ("rebalance", "partitions"): {"none"},  # as many as there are
     ("audit", "after"): {"none"},
     **{(call, "epoch"): {"none"} for call in ("read_claim", "give_verdicts", "complete_claim", "release_claim")},
     ("publish_stage", "chunks"): {"list"},  # a transaction of nothing

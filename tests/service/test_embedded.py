@@ -307,7 +307,18 @@ def calls_of(pond: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "create_queue", partial(pond.create_queue, "new")
     yield "update_queue", partial(pond.update_queue, "q", max_attempts=2)
     yield "list_queues", pond.list_queues
-    for name in ("queue_info", "delete_queue", "pause", "resume", "stats", "lease", "clear", "redrive", "list_items"):
+    for name in (
+        "queue_info",
+        "delete_queue",
+        "pause",
+        "resume",
+        "stats",
+        "lease",
+        "clear",
+        "redrive",
+        "list_items",
+        "rebalance",
+    ):
         for queue in ("q", "unknown"):
             yield name, partial(getattr(pond, name), queue)
     yield "produce", partial(pond.produce, "q", ["x"])
