@@ -44,6 +44,7 @@ from tests.sim.replies import judge
 from tests.sim.rules import Partition
 
 TICKS_MAX = 200  # at one instant: more is a loop that would burn a core
+SINGLY = 100  # fewer at a time than that, a partition takes many ticks to drain
 DRAIN_ROUNDS = 3_000  # after the faults; far more than the slowest backoff needs
 START = 1_700_000_000_000
 NEVER = 1 << 62
@@ -553,7 +554,7 @@ class World:
     def _settle_round(self) -> None:
         """Do all that this round has time for; slower jobs and letters wait for a later one."""
         self.round += 1
-        for _ in range(TICKS_MAX * 10 if self.rebalances else TICKS_MAX):  # items may be carried one at a time
+        for _ in range(self._ticks_max()):
             moved = self._deliver()
             for live in list(self.lives.values()):
                 moved = self._tick(live) or moved
@@ -564,6 +565,16 @@ class World:
                     self._check_rest(live)
                 return
         raise Violation("the queue never comes to rest at one instant")
+
+    def _ticks_max(self) -> int:
+        """A partition that drains may have to carry its items, or entrust its names, one at a time."""
+        singly = (
+            (draining_module, "CARRY_BATCH"),
+            (draining_module, "NAMES_BATCH"),
+            (transfer_module, "TRANSFER_BATCH"),
+        )
+        few = any(self.bounds[bound] < SINGLY for bound in singly)
+        return TICKS_MAX * 10 if self.rebalances and few else TICKS_MAX
 
     def _tick(self, live: Live) -> bool:
         now = self.clock.now()

@@ -51,7 +51,7 @@ class LogicalQueue:
         self.jobs: list[Job] = []
         self.closing = False
         self.deleting = False  # it will not be opened again
-        self.removing: set[int] = set()  # partitions that are gone from here and not yet from where they are stored
+        self.removing: dict[int, dict[str, int]] = {}  # the totals of those gone from here, not yet from their store
         self._inbox: list[Request] = []
         self._settled: list[Arrive | Forget] = []
         self._now = now
@@ -89,7 +89,7 @@ class LogicalQueue:
         self.state.definition = definition
         self.state.draining = draining_in(definition)
         places = {one.partition: one for one in definition.partitions}
-        self.removing &= places.keys()
+        self.removing = {index: totals for index, totals in self.removing.items() if index in places}
         for lane in self.state.everyone:
             lane.definition = places.get(lane.index, lane.definition)
             if lane.known:
@@ -107,7 +107,7 @@ class LogicalQueue:
         del self.state.lanes[index]
         self.state.everyone.remove(lane)
         lane.gone = True
-        self.removing.add(index)
+        self.removing[index] = lane.partition.totals
         self._start(CloseJob(lane, None))
         return lane
 

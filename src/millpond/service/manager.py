@@ -311,16 +311,19 @@ class QueuesManager:
 
     async def _remove_drained(self, runner: Runner) -> None:
         """What the partitions stored goes first: should this be cut short, they are empty, and are removed again."""
-        name = runner.queue.state.definition.name
+        name, failed = runner.queue.state.definition.name, None
         for index in runner.queue.drained:
             definition = self._definitions.get(name)
             if definition is None or not self._open or self._runners.get(name) is not runner:
                 return
-            lane = runner.queue.state.lanes.get(index)
-            totals = {} if lane is None else lane.partition.totals
-            if await runner.remove(index):
-                await self._remove_stored(definition, index)
-                await self._whole(self._forget_partition(definition, index, totals))
+            try:
+                if await runner.remove(index):
+                    await self._remove_stored(definition, index)
+                    await self._whole(self._forget_partition(definition, index, runner.queue.removing[index]))
+            except MillpondError as error:  # of one store: partitions in others can go
+                failed = error
+        if failed is not None:
+            raise failed
 
     async def _remove_stored(self, definition: QueueDefinition, index: int) -> None:
         [place] = [one for one in definition.partitions if one.partition == index]
@@ -331,7 +334,7 @@ class QueuesManager:
             else:
                 await self._places.call(place.store, stores.destroy, definition.incarnation, partitions)
         except (OSError, StoreFailed, MillpondError) as error:
-            detail = {"removed": index, "store": place.store}
+            detail = {"removing": index, "store": place.store, "attempt": self._rebalances.attempt(definition, index)}
             await self._note([self._own_entry("rebalance", definition.name, detail, str(error))])
             raise Unavailable(f"partition {index} could not be removed from store {place.store!r}: {error}") from error
 

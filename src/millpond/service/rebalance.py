@@ -27,7 +27,8 @@ from millpond.queue.transfer import counts_of
 from millpond.service.places import Places
 
 log = logging.getLogger("millpond.service")
-AGAIN_S = 5.0  # after a partition that has drained could not be removed
+AGAIN_S = 5.0  # after a partition that has drained could not be removed; each time twice as long
+AGAIN_MAX_S = 300.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +168,13 @@ class Rebalances:
         self._remove = remove
         self._is_open = is_open
         self._busy: set[Runner] = set()
+        self._waits: dict[Runner, float] = {}  # how long after the last failure
+        self._attempts: Counter[tuple[str, int]] = Counter()  # that failed, by incarnation and partition
+
+    def attempt(self, definition: QueueDefinition, index: int) -> int:
+        """Another one to remove this partition has failed; the how manieth."""
+        self._attempts[definition.incarnation, index] += 1
+        return self._attempts[definition.incarnation, index]
 
     def drained(self, runner: Runner) -> None:
         if runner not in self._busy and self._is_open():  # else the next open goes on with it
@@ -174,12 +182,12 @@ class Rebalances:
             self._spawn(self._work(runner))
 
     async def _work(self, runner: Runner) -> None:
-        wait = 0.0
+        wait, last = 0.0, self._waits.pop(runner, 0.0)
         try:
             await self._remove(runner)
         except MillpondError as error:
             log.warning("%s; it is tried again", error)
-            wait = AGAIN_S
+            wait = self._waits[runner] = min(2 * last or AGAIN_S, AGAIN_MAX_S)
         asyncio.get_running_loop().call_later(wait, self._look_again, runner)
 
     def _look_again(self, runner: Runner) -> None:
