@@ -61,7 +61,7 @@ def _adopted(
         found = [one for one in found if one.payload == record.payload]
         if not found:
             partition.broken(f"{record.id} is carried here from nowhere, or for the second time")
-        item = found[-1]
+        item = next((one for one in found if one.created == created), found[-1])  # of several that are kept, that one
         _judge_same(partition, item, record, created, deadline, told)
         _settle(partition, item, number, record)
         partition.queue.transfers[name] = Transfer(item, item)

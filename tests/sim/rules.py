@@ -659,7 +659,7 @@ class Partition:
             return claimed_died(self, item, why, error)
         if item.state != LEASED or item.lease is None:
             expired = why == DeadReason.EXPIRED and error is None and item.expire_deadline <= self.at
-            return item.state in WAITING and (self._buried(item, why, error) or expired)
+            return item.state in WAITING and (expired or self._buried(item, why, error))
         if item.cancel_asked:
             return False
         grant = item.lease
