@@ -393,7 +393,7 @@ def _judge_shown(model: Model, ask: Ask, shown: Shown) -> None:
         shown.payload, shown.kind, shown.encoding, shown.reference, shown.priority, shown.key,
         shown.source_queue, shown.source_id, shown.source_attempts, to_ms(shown.created_at),
     )  # fmt: skip
-    for item in queue.by_id.get(shown.id, ()):
+    for item in sorted(queue.by_id.get(shown.id, ()), key=lambda one: one.correlation_id != shown.correlation_id):
         record, source = item.record, item.record.source
         known = (
             item.payload, record.kind, record.encoding, record.reference, record.priority,

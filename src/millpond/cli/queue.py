@@ -247,6 +247,8 @@ def _rebalancing(found: QueueInfo) -> str:
         return f"done {instant(last.finished_at)} UTC" if last.finished_at is not None else "done"
     left = counted(sum(last.items.values()), "item")
     gone = f"{len(last.removed)} of {counted(len(last.removing), 'old partition')} removed"
+    if last.removable_at is not None:
+        return f"to {counted(last.partitions, 'partition')}: {gone}; {queue_rebalance.removal(last)}"
     return f"to {counted(last.partitions, 'partition')}: {gone}, {left} left{_by_state(last.items)}"
 
 

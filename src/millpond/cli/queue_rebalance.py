@@ -6,11 +6,11 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from millpond.cli.flags import Arguments
+from millpond.cli.flags import Arguments, whole
 from millpond.cli.output import DONE, WRONG_USAGE, fail, print_json, say
 from millpond.cli.pond import open_pond
 from millpond.cli.progress import Progress
-from millpond.cli.text import counted
+from millpond.cli.text import counted, instant
 
 if TYPE_CHECKING:
     from millpond.blocking import Pond
@@ -34,7 +34,7 @@ stopped, as the server goes on without it.
 def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("queue", metavar="QUEUE", nargs="?")
     verb.add_argument("--all", action="store_true", help="every queue")
-    verb.add_argument("--partitions", type=int, metavar="N", help="how many; as many as there are without")
+    verb.add_argument("--partitions", type=whole(1), metavar="N", help="how many; as many as there are without")
     verb.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     verb.add_argument("--wait", action="store_true", help="until the old partitions have been removed")
 
@@ -70,7 +70,7 @@ def _begin(pond: Pond | Client, name: str, asked: Arguments) -> tuple[Rebalance 
 
 
 def _wait(pond: Pond | Client, told: Rebalance) -> Rebalance:
-    total = sum(told.items.values())
+    total, is_empty = sum(told.items.values()), False
     with Progress(total, f"items out of the old partitions of {told.queue}") as progress:
         while told.status == "running":
             time.sleep(LOOK_S)
@@ -78,7 +78,16 @@ def _wait(pond: Pond | Client, told: Rebalance) -> Rebalance:
             assert now is not None, "the one that runs, or the last one"
             told = now
             progress(max(0, total - sum(told.items.values())))
+            if told.removable_at is not None and not is_empty:
+                is_empty = True
+                say(f"{told.queue}: {removal(told)}")
     return told
+
+
+def removal(told: Rebalance) -> str:
+    """Of partitions that are empty, but in which items were completed a moment ago."""
+    assert told.removable_at is not None
+    return f"the old partitions are empty, and removed at {instant(told.removable_at)} UTC"
 
 
 def _said(told: Rebalance) -> str:
@@ -91,7 +100,7 @@ def _said(told: Rebalance) -> str:
     if told.status == "done":
         return f"{told.queue} has {counted(told.partitions, 'partition')} ({where}): {new}, {old} removed"
     left = counted(sum(told.items.values()), "item")
-    return f"{told.queue}: {new}; {old} to be removed once their {left} are done; see `millpond queue info`"
+    return f"{told.queue}: {new}; {old} with {left} to be removed; see `millpond queue info {told.queue}`"
 
 
 def _all(pond: Pond | Client) -> list[QueueInfo]:

@@ -30,7 +30,7 @@ from millpond.model import (
 from millpond.queue.claims import CLAIM_OPERATIONS, Marks, Piece, run_of_piece, want_runs
 from millpond.queue.dedup import id_digest
 from millpond.queue.drive import Drive, Operation
-from millpond.queue.lane import Lane, TurnJob
+from millpond.queue.lane import Lane, Status, TurnJob
 from millpond.queue.lifecycle import bury, kept_until
 from millpond.queue.looking import Seen, is_unsettled, landed, locate, look, no_item, refusal, settled, show
 from millpond.queue.partition import ERROR_PART
@@ -470,7 +470,7 @@ def _info(error: MillpondError) -> ErrorInfo:
 
 
 def answer_stats(queue: QueueState, request: GetStats, now: int) -> None:
-    partitions = [partition_stats(queue, lane) for lane in queue.lanes.values()]
+    partitions = [partition_stats(queue, queue.lanes[index]) for index in sorted(queue.lanes)]
     totals: dict[str, int] = defaultdict(int, queue.definition.past_totals)
     oldest: int | None = None
     for lane in queue.lanes.values():
@@ -496,10 +496,11 @@ def answer_stats(queue: QueueState, request: GetStats, now: int) -> None:
 
 
 def partition_stats(queue: QueueState, lane: Lane) -> PartitionStats:
+    drains = lane.index in queue.draining and lane.status is Status.OPEN
     return PartitionStats(
         partition=lane.index,
         store=lane.definition.store,
-        status="full" if lane.full else str(lane.status),
+        status="full" if lane.full else "draining" if drains else str(lane.status),
         counts=counts_of(queue, lane) if lane.known else {},
         failures=lane.failures,
         error=lane.error,

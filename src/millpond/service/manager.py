@@ -226,7 +226,7 @@ class QueuesManager:
         runner = self._runners.get(name)
         if runner is not None:
             state = runner.queue.state
-            lanes = [lane for lane in state.everyone if lane.index != META_PARTITION]
+            lanes = sorted((lane for lane in state.everyone if lane is not state.meta), key=lambda lane: lane.index)
             return [partition_stats(state, lane) for lane in lanes]  # those that are new and not read yet too
         return [
             PartitionStats(partition=one.partition, store=one.store, status="closed", counts={})
@@ -277,17 +277,24 @@ class QueuesManager:
     async def rebalance(self, name: str, partitions: int | None, *, dry_run: bool) -> Rebalance:
         """To so many partitions (None: as many as there are), in the stores that their affinities say."""
         self._check_open()
+        await self._see_how_far(name)
         chosen = plan(self.definition(name), partitions, self._places, self.rebalance_of(name))
         if dry_run or chosen.is_empty:
             return chosen.told("planned")
         for store in dict.fromkeys(chosen.stores):
             await self._places.prepare(store, self._places[store], unused=store not in self._used_stores())
         await self._whole(self._rebalance(name, partitions, chosen))
-        with suppress(MillpondError):  # it has begun; what is left in partitions that are away is not known
-            await self.known(name)
+        await self._see_how_far(name)
         told = self.rebalance_of(name)
         assert told is not None, "it was just begun"
         return told
+
+    async def _see_how_far(self, name: str) -> None:
+        """What is left in partitions is known of queues that are awake, but for those that are away."""
+        running = self.definition(name).rebalance
+        if running is not None and not running.finished_at:
+            with suppress(MillpondError):
+                await self.known(name)
 
     def rebalance_of(self, name: str) -> Rebalance | None:
         """How far the queue's last rebalance is."""

@@ -88,7 +88,8 @@ def plan(definition: QueueDefinition, count: int | None, places: Places, last: R
     """Partitions stay where as many are wanted; the others are removed, and what is missing is added."""
     if last is not None and last.status == "running":
         raise Conflict(
-            f"queue {definition.name!r} is being rebalanced to {last.partitions} partitions; wait until that is done",
+            f"queue {definition.name!r} is being rebalanced already, with {len(last.removed)} of {len(last.removing)}"
+            f" old partitions removed and {sum(last.items.values())} items left in them; wait until it is done",
             rebalance=msgspec.to_builtins(last),
         )
     if count is None:
