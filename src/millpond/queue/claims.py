@@ -41,7 +41,7 @@ from millpond.model import (
 from millpond.queue.decisions import ClaimMark, Decisions, Ending, split_number
 from millpond.queue.drive import Late, Operation, Wait
 from millpond.queue.lane import CHUNK_BYTES_MAX, Lane, Status, TurnJob
-from millpond.queue.looking import locate, refusal, settled
+from millpond.queue.looking import at_rest, locate, refusal
 from millpond.queue.partition import ERROR_PART, STATE_PART, VERSION_BITS
 from millpond.queue.requests import (
     ClaimItems,
@@ -471,7 +471,7 @@ def _judge(queue: QueueState, request: JudgeClaim) -> Operation:
     claim, _ = yield queue.want_meta(), partial(_open_claim, request.claim_id, request.epoch)
     if isinstance(claim, MillpondError):
         raise claim
-    yield from settled(queue, [verdict.id for verdict in request.verdicts])
+    yield from at_rest(queue, [verdict.id for verdict in request.verdicts])
     results: dict[int, Result] = {}
     by_lane: dict[int, dict[int, tuple[int, JudgeItem]]] = {}
     for place, verdict in enumerate(request.verdicts):

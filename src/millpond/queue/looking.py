@@ -66,6 +66,18 @@ def landed(queue: QueueState, lane: Lane, numbers: Collection[int]) -> Generator
         yield Landing(queue)
 
 
+def at_rest(queue: QueueState, ids: Collection[str]) -> Generator[Step, Any, None]:
+    """Wait until it can be told where each of these is: none is in a turn under way, or about to be elsewhere."""
+    while True:
+        yield from settled(queue, ids)
+        places = [place for item_id in ids if (place := locate(queue, item_id)) is not None]
+        on_their_way = [(lane, number) for lane, number in places if number in lane.partition.carried]
+        if not on_their_way:
+            return
+        for lane, number in on_their_way:
+            yield from landed(queue, lane, [number])
+
+
 def no_item(item_id: str) -> NotFound:
     return NotFound(f"there is no item {item_id!r}; it may have been completed or removed", id=item_id)
 

@@ -17,7 +17,7 @@ from millpond.history.format import RUN_BITS, RUN_MAX, Event, decode_state, run_
 from millpond.model import ENDED, Item, State
 from millpond.queue.drive import Drive, Operation, Park
 from millpond.queue.lane import NEVER, Lane, Part, TurnJob
-from millpond.queue.looking import Seen, landed, locate, look, no_item, settled, show
+from millpond.queue.looking import Seen, at_rest, locate, look, no_item, show
 from millpond.queue.partition import DELETE, HAS_ERROR
 from millpond.queue.requests import GetItem
 from millpond.queue.state import QueueState
@@ -118,14 +118,11 @@ def get(queue: QueueState, request: GetItem) -> Operation:
 def _look_at(queue: QueueState, item_id: str, act: Look) -> Operation:
     before = None
     while True:
-        yield from settled(queue, [item_id])
+        yield from at_rest(queue, [item_id])
         place = locate(queue, item_id)
         if place is None or place == before:
             raise no_item(item_id)
         lane, number = place
-        if number in lane.partition.carried:  # where it goes, it may be something else by now
-            yield from landed(queue, lane, [number])
-            continue
         seen, job = yield lane, partial(_unless_carried, act, number)
         if number in seen:
             return show(queue, lane, job, seen[number])
