@@ -73,9 +73,10 @@ def _list(queue: QueueState, request: ListItems) -> Operation:
 
     Once a rebalance begins, items go to partitions that may have been listed: then the list begins anew.
     """
-    list_all = _list_ready if request.state == State.READY and request.kind is None else _list_any
     while True:
         order = queue.order
+        is_plain = request.state == State.READY and request.kind is None and not queue.draining
+        list_all = _list_ready if is_plain else _list_any
         page = yield from list_all(queue, request)
         if queue.order == order or request.partition is not None:
             return page
@@ -93,7 +94,7 @@ def _cursor(queue: QueueState, lane: Lane, after: int) -> str:
 
 def _list_any(queue: QueueState, request: ListItems) -> Operation:
     items: list[Item] = []
-    leaving: set[str] = set()  # to another partition, where they may be by the time that it is looked at
+    leaving: set[tuple[str, str]] = set()  # those that may be in another partition by the time that it is looked at
     limit = min(request.limit, LIST_LIMIT_MAX)
     partition, after = _start(queue, request)
     for lane in _lanes_from(queue, partition, request.partition):
@@ -106,10 +107,11 @@ def _list_any(queue: QueueState, request: ListItems) -> Operation:
                 if number not in seen:
                     continue
                 item = show(queue, lane, job, seen[number])
-                if item.id in leaving or (number in carried and _has_landed(queue, item.id, lane)):
+                name = item.id, item.correlation_id
+                if name in leaving or (number in carried and _has_landed(queue, item.id, lane)):
                     continue
-                if number in carried:
-                    leaving.add(item.id)
+                if lane.index in queue.draining:
+                    leaving.add(name)
                 if request.kind is None or item.kind == request.kind:
                     items.append(item)
                 if len(items) >= limit:

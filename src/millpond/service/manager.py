@@ -351,7 +351,9 @@ class QueuesManager:
             if definition is None or definition.incarnation != before.incarnation:
                 return
             definition, detail = without(definition, index, totals, self._clock.now())
-            await self._put(definition, [self._own_entry("rebalance", before.name, detail)])
+            is_over = definition.rebalance is not None and definition.rebalance.finished_at
+            action = "rebalance done" if is_over else "rebalance"
+            await self._put(definition, [self._own_entry(action, before.name, detail)])
             if before.name in self._runners:
                 self._runners[before.name].configure(definition)
 
