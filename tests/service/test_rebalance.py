@@ -82,7 +82,7 @@ def test_fewer_partitions_drain_and_are_removed(pond: Pond, clock: ManualClock) 
     assert (told.removed, told.items) == ([1, 2], {})
     assert partitions(pond) == [0]
     assert pond.stats("q").totals["completed"] == 6
-    audit = [(entry.who, entry.detail) for entry in pond.audit("q").entries if entry.action == "rebalance"]
+    audit = [(entry.who, entry.detail) for entry in pond.audit("q").entries if entry.action.startswith("rebalance")]
     assert audit == [
         ("millpond", {"removed": 2, "partitions": 1}),
         ("millpond", {"removed": 1}),
