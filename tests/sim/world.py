@@ -608,7 +608,8 @@ class World:
         self._check_watches(live, now)
         quiet = live.wake is None or live.wake > now
         if quiet and not any(pending.live is live for pending in self.pendings):
-            if all(lane.free for lane in live.queue.state.everyone):
+            lanes = live.queue.state.everyone
+            if all(lane.free and not lane.partition.carried for lane in lanes):  # a name on its way holds up a publish
                 for left in self.model.queues[live.name].decisions.left():
                     raise Violation(f"{live.name} is at rest, but {left}")
             for request, ask in live.flying.items():

@@ -53,10 +53,11 @@ class Landing(Park):
         self._drive = drive
         until = self._queue.now + LANDING_MS
         drive.be_patient_from(until)
-        self._queue.landings.append(self)
+        self._queue.landings[self] = None
         heappush(self._queue.sleepers, (until, next(_sleepers), self.wake))
 
     def wake(self) -> None:
+        self._queue.landings.pop(self, None)
         drive, self._drive = self._drive, None
         if drive is not None:
             drive.resume(None)

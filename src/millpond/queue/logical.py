@@ -391,9 +391,9 @@ class LogicalQueue:
         for watch in state.watches.pop_all():
             watch.stop(trouble)
         state.readers, state.making, state.taking, state.confirmed = [], set(), set(), {}
-        for landing in state.landings:
+        for landing in list(state.landings):
             landing.stop(trouble)
-        state.landings = []
+        state.landings = {}
         self.jobs = []
         for lane in state.everyone:
             parts = [*lane.waiting, *lane.draft.parts]
@@ -489,9 +489,9 @@ class LogicalQueue:
         state = self.state
         for lease in state.waiters.pop_all():
             lease.answer([])
-        for landing in state.landings:
+        for landing in list(state.landings):
             landing.stop(error)
-        state.landings = []
+        state.landings = {}
         for _, _, resume in state.sleepers:  # to their next step, which is refused below
             resume()
         state.sleepers = []

@@ -76,7 +76,7 @@ class QueueState:
         self.arrives: list[Arrive] = []
         self.outbox: list[Arrive | Forget] = []  # for other queues
         self.sleepers: list[tuple[int, int, Callable[[], None]]] = []  # operations that pace themselves: a heap
-        self.landings: list[Landing] = []
+        self.landings: dict[Landing, None] = {}
         self.readers: list[Reader] = []  # operations that wait for an item to be ready, and until when
         self.making: set[str] = set()  # claims and transactions that a request has in hand: not to be tidied up
         self.taking: set[bytes] = set()  # the nonces of claims in the making

@@ -249,8 +249,7 @@ class LeftPart(MovedPart):
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
         lane.carrying.difference_update(self._request.numbers)
-        landings, self._queue.landings = self._queue.landings, []
-        for landing in landings:
+        for landing in list(self._queue.landings):
             landing.wake()
 
 
