@@ -90,6 +90,21 @@ def test_fewer_partitions_drain_and_are_removed(pond: Pond, clock: ManualClock) 
     ]
 
 
+@pytest.mark.parametrize("state", [None, "ready"])
+def test_a_list_over_several_pages_misses_nothing_if_a_rebalance_begins_in_its_middle(
+    pond: Pond, state: str | None
+) -> None:
+    pond.create_queue("q", partitions=4)
+    made = {pond.produce("q", ["x"])[0].id for _ in range(12)}
+    page = pond.list_items("q", state=state, limit=7)
+    found = {item.id for item in page.items}
+    pond.rebalance("q", partitions=2)
+    while page.next is not None:
+        page = pond.list_items("q", state=state, limit=7, after=page.next)
+        found |= {item.id for item in page.items}
+    assert found == made
+
+
 def test_nothing_to_do_says_so(pond: Pond) -> None:
     pond.create_queue("q", partitions=2)
     assert pond.rebalance("q").status == "unchanged"
@@ -303,10 +318,14 @@ def test_what_cannot_be_removed_from_its_store_is_tried_again(monkeypatch: pytes
                 destroy(*arguments)
 
             monkeypatch.setattr(engine.stores["default"], "destroy", failing)
+            for item in ("a", "b"):  # one in each
+                await service.produce("q", [item])
+            await service.complete(await service.lease("q", batch=2))
             await service.rebalance("q", partitions=1)
             engine.clock.advance(GRACE_MS)
             await service.produce("q", ["x"])
             await _over(service)
+            assert (await service.stats("q")).totals["completed"] == 2
             failed = [entry for entry in (await service.audit("q")).entries if entry.error is not None]
             assert [entry.detail["attempt"] for entry in failed] == [2, 1]
             assert all("it is stuck" in str(entry.error) for entry in failed)
