@@ -9,6 +9,14 @@ from tests.cli.calls import Cli
 pytestmark = pytest.mark.slow  # each opens a data directory again and again
 
 
+def fill_two(cli: Cli, queue: str) -> None:
+    """An item into each of two partitions: both are awake when the first is produced."""
+    with cli.open() as pond:
+        pond.stats(queue)
+        for text in ("one", "two"):
+            pond.produce(queue, [text])
+
+
 def test_a_rebalance_is_planned_done_and_shown(cli: Cli) -> None:
     cli.ok("queue", "create", "orders")
     planned = cli.value("queue", "rebalance", "orders", "--partitions", "3", "--dry-run")
@@ -20,11 +28,8 @@ def test_a_rebalance_is_planned_done_and_shown(cli: Cli) -> None:
 
 
 def test_a_rebalance_that_runs_is_shown_and_stands_in_the_way_of_another(cli: Cli) -> None:
-    with cli.open() as pond:
-        pond.create_queue("orders", partitions=2)
-        pond.stats("orders")  # both are awake from here on
-        for text in ("one", "two"):
-            pond.produce("orders", [text])
+    cli.ok("queue", "create", "orders", "--partitions", "2")
+    fill_two(cli, "orders")
     assert (
         "0 new partitions; 1 old one with 1 item to be removed"
         in cli("queue", "rebalance", "orders", "--partitions", "1").err
@@ -39,8 +44,7 @@ def test_a_rebalance_that_runs_is_shown_and_stands_in_the_way_of_another(cli: Cl
 def test_all_queues_are_rebalanced_whatever_becomes_of_one(cli: Cli) -> None:
     for name in ("a", "b", "c"):
         cli.ok("queue", "create", name, "--partitions", "2")
-    cli.ok("produce", "b", "one")
-    cli.ok("produce", "b", "two")
+    fill_two(cli, "b")
     cli.ok("queue", "rebalance", "b", "--partitions", "1")
     ran = cli("queue", "rebalance", "--all", "--partitions", "3")
     assert ran.code == 1
