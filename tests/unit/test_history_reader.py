@@ -25,6 +25,7 @@ from tests.conformance.engine import SteppedPond
 from tests.conformance.test_engine_restart import Workload
 from tests.drive import definition
 from tests.golden.batch_story import BATCH_QUEUES, JOURNAL_FILE, SNAPSHOT_FILE, outcome_of
+from tests.golden.rebalance_story import REBALANCE_FILE
 from tests.golden.story import QUEUES
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -152,7 +153,8 @@ def test_a_journal_of_version_1_reads_as_it_always_did() -> None:
 
 def test_the_journals_of_version_1_have_every_kind_of_event() -> None:
     queues = [queue["rows"] for queue in golden("journal-v1.json")["queues"].values()]
-    rows = [row for queue in (*queues, *golden(JOURNAL_FILE)["places"].values()) for row in queue]
+    added = [rows for file in (JOURNAL_FILE, REBALANCE_FILE) for rows in golden(file)["places"].values()]
+    rows = [row for queue in (*queues, *added) for row in queue]
     kinds = {event[0] for _, _, events in rows for event in decode_entry(bytes.fromhex(events)).events}
     assert kinds == {int(event) for event in Event}
 

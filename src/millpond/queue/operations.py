@@ -201,14 +201,20 @@ def _by_id(queue: QueueState, ids_given: Sequence[str], act: ActIn, told: Told) 
         for lane, ids in by_lane:
             (seen, carried), job = yield lane, partial(_act_in, act, list(ids))
             for number, item_id in ids.items():
-                if number not in seen and locate(queue, item_id) not in (None, (lane, number)):
-                    ids_left.append(item_id)  # it has gone to another partition meanwhile
-                elif number in carried:
+                is_missing = number not in seen
+                if number in carried or (is_missing and _may_be_elsewhere(queue, item_id, lane, number)):
                     ids_left.append(item_id)
                 else:
                     results[item_id] = told(lane, job, item_id, seen.get(number))
             yield from landed(queue, lane, carried)
     return [results[item_id] for item_id in ids_given]
+
+
+def _may_be_elsewhere(queue: QueueState, item_id: str, lane: Lane, number: int) -> bool:
+    """Whether an item that is not here has gone to another partition meanwhile; or a turn under way has to tell."""
+    names = [id_digest(item_id)]
+    is_open = any(is_unsettled(other, names) for other in queue.lanes.values())
+    return is_open or locate(queue, item_id) not in (None, (lane, number))
 
 
 def _act_in(act: ActIn, numbers: list[int], lane: Lane, now: int) -> tuple[dict[int, Seen], set[int]]:
@@ -373,7 +379,7 @@ def _not_seen(
     elsewhere = [
         item_id
         for item_id, number in gone.items()
-        if number in lane.partition.carried or locate(queue, item_id) not in (None, (lane, number))
+        if number in lane.partition.carried or _may_be_elsewhere(queue, item_id, lane, number)
     ]
     done.errors |= {item_id: _info(no_item(item_id)) for item_id in gone if item_id not in elsewhere}
     return elsewhere
