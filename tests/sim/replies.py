@@ -482,7 +482,7 @@ def _judge_list(model: Model, ask: Ask) -> None:
             _broken(ask, f"{one.id} is {one.state}, not {ask.state}")
         _judge_shown(model, ask, one)
         shown.add((one.partition, one.id, to_ms(one.created_at), one.payload))
-    if len({(one.id, one.correlation_id) for one in page.items}) != len(page.items):
+    if len({(one.id, one.correlation_id, one.created_at) for one in page.items}) != len(page.items):
         _broken(ask, "an item is listed twice")
     if page.next is not None:
         return
