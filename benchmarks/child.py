@@ -12,12 +12,14 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import embedded, engine, raw
+from benchmarks import embedded, engine, on_postgres, raw, rebalancing
+
+SIDES = {"raw": raw, "engine": engine, "embedded": embedded, "postgres": on_postgres, "rebalancing": rebalancing}
 
 
 def main() -> None:
     side, name = sys.argv[1].split(".")
-    measurement: Any = getattr({"raw": raw, "engine": engine, "embedded": embedded}[side], name)
+    measurement: Any = getattr(SIDES[side], name)
     result = measurement(**msgspec.json.decode(sys.argv[2]))
     if inspect.iscoroutine(result):
         result = asyncio.run(result)

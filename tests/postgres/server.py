@@ -17,7 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,10 @@ def system_user() -> pwd.struct_passwd:
 
 
 class Server:
-    def __init__(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="millpond-postgres-"))
+    def __init__(self, settings: Mapping[str, str] = SETTINGS, parent: Path | None = None) -> None:
+        """`parent` is where its directory is made, if not among the temporary ones; all may enter there."""
+        self._settings = settings
+        self._directory = Path(tempfile.mkdtemp(prefix="millpond-postgres-", dir=parent))
         self._programs = programs()
         self._identity: list[str] = []
         if os.getuid() == 0:
@@ -88,7 +90,7 @@ class Server:
                 self._child = self._launch()
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        settings = [f"-c{name}={value}" for name, value in SETTINGS.items()]
+        settings = [f"-c{name}={value}" for name, value in self._settings.items()]
         where = [f"-p{self.port}", "-h127.0.0.1", f"-k{self._directory}"]
         with (self._directory / "log").open("ab") as log:
             command = self._command("postgres", ["-D", self._data, *where, *settings])

@@ -99,7 +99,7 @@ BEGIN
     INSERT INTO journal VALUES (a_place, a_number, an_at, an_ended[1], an_ended[2], a_total, an_events);
     -- New chunks, and those that replace one.
     IF cardinality(chunk_firsts) > 0 THEN
-        INSERT INTO chunk SELECT a_place, f, c, b FROM unnest(chunk_firsts, chunk_counts, chunk_bodies) AS new (f, c, b)
+        INSERT INTO chunk SELECT a_place, unnest(chunk_firsts), unnest(chunk_counts), unnest(chunk_bodies)
             ON CONFLICT (place, first) DO UPDATE SET count = excluded.count, body = excluded.body;
     END IF;
     -- Drops come after writes: what a turn both writes and drops is gone.
@@ -107,7 +107,7 @@ BEGIN
         DELETE FROM chunk WHERE place = a_place AND first = ANY (chunk_drops);
     END IF;
     IF cardinality(doc_numbers) > 0 THEN
-        INSERT INTO doc SELECT a_place, n, b FROM unnest(doc_numbers, doc_bodies) AS new (n, b)
+        INSERT INTO doc SELECT a_place, unnest(doc_numbers), unnest(doc_bodies)
             ON CONFLICT (place, number) DO UPDATE SET body = excluded.body;
     END IF;
     IF cardinality(doc_drops) > 0 THEN
