@@ -16,11 +16,15 @@ def payloads(count: int) -> list[bytes]:
 
 
 class Meter:
-    """Counts finished items from the end of the warm-up until `seconds` or `items_max` are over."""
+    """Counts finished items from the end of the warm-up until `seconds` or `items_max` are over.
 
-    def __init__(self, seconds: float, items_max: int | None = None) -> None:
+    `adds_first` are part of the warm-up: clients that begin together first do nothing but produce.
+    """
+
+    def __init__(self, seconds: float, items_max: int | None = None, adds_first: int = 0) -> None:
         self._seconds = seconds
         self._items_max = items_max
+        self._adds_left = adds_first
         self._warm_at = time.perf_counter() + 0.15 * seconds
         self._start: float | None = None
         self._start_cpu = 0.0
@@ -31,7 +35,8 @@ class Meter:
     def add(self, items: int) -> None:
         now = time.perf_counter()
         if self._start is None:
-            if now >= self._warm_at:
+            self._adds_left -= 1
+            if now >= self._warm_at and self._adds_left <= 0:
                 self._start, self._start_cpu = now, time.process_time()
             return
         if self._done:

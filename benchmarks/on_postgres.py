@@ -50,7 +50,7 @@ async def opened(place: Place, partitions: int) -> AsyncIterator[AsyncPond]:
 
 async def clients_in(pond: AsyncPond, batch: int, clients: int, seconds: float) -> dict[str, Any]:
     """Each goes round produce, lease, complete of `batch` items, as the peers' clients do."""
-    meter = Meter(seconds)
+    meter = Meter(seconds, adds_first=clients)
     bodies = payloads(batch)
 
     async def client() -> None:

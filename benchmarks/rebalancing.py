@@ -18,7 +18,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-import millpond
 from benchmarks.engine import LEASE_TIMEOUT, QUEUE, WAIT
 from benchmarks.meter import PAYLOAD_BYTES
 from millpond.clock import Clock
@@ -134,7 +133,7 @@ class Load:
 
 async def rounds(
     path: str,
-    stores: Sequence[Mapping[str, str]],
+    stores: Sequence[Mapping[str, Any]],
     batch: int,
     clients: int,
     count: int,
@@ -145,7 +144,7 @@ async def rounds(
     """Two stores, of which one has all the partitions at a time; `seconds` a phase at least."""
     clock = LeapingClock()
     here, there = (StoreSettings(**one) for one in stores)
-    async with millpond.open_async(path, clock=clock, stores=only(here, there)) as pond:
+    async with AsyncPond(path, clock=clock, stores=only(here, there)) as pond:
         await pond.create_queue(QUEUE, lease_timeout=LEASE_TIMEOUT, partitions=FEW)
         load = Load(pond, clock, batch, clients)
         await load.prepare(ready, carried)

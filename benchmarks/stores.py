@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -33,12 +34,30 @@ from benchmarks.run import FULL as ENGINE_PLAN
 from benchmarks.run import Bench, keep, print_table, scratch, summary
 from tests.postgres.server import Server
 
+
+class Way(msgspec.Struct, frozen=True):
+    """What the clients of SKIP LOCKED are, how many connections they share, and whether the table is pgmq's or lean."""
+
+    clients: str
+    connections: int
+    lean: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.clients}, {self.connections} connections{', lean' if self.lean else ''}"
+
+
 PEERS = ROOT / "benchmarks" / "peers" / "stores"
 CLIENTS = 64
 BATCHES = (100, 1_000)
 BATCH = 100  # where only one is measured
 PARTITIONS = (1, 2)  # of ours; 1 is what a queue has by default, and what is compared
-WAYS = (("async", 16), ("threads", 16), ("threads", 8))  # of SKIP LOCKED: what clients are, and connections in the pool
+WAYS = (  # of SKIP LOCKED; more connections than this were slower
+    Way("async", 16),
+    Way("threads", 16),
+    Way("async", 8, lean=True),
+    Way("threads", 16, lean=True),
+)
 CONNECTIONS = (16, 64)  # of procrastinate
 GIB = 1 << 30
 SETTINGS = {
@@ -47,6 +66,7 @@ SETTINGS = {
     "full_page_writes": "on",
     "max_connections": "200",
     "shared_buffers": "512MB",
+    "min_wal_size": "2GB",
     "max_wal_size": "4GB",
     "log_min_messages": "fatal",
 }
@@ -58,10 +78,12 @@ Measure = Callable[[], float]
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How much of everything. A held snapshot is the dearest: `held_gib` bounds the disk that it takes, as nothing is
-    vacuumed meanwhile; when so much is used, the snapshot is held without load."""
+    vacuumed meanwhile; when so much is used, the snapshot is held without load. `log_mib` is what the server has
+    written before anything is measured."""
 
-    seconds: float = 3.0
-    rounds: int = 5
+    log_mib: int = 1_024
+    seconds: float = 4.0
+    rounds: int = 3
     jobs: int = 2_000
     held_seconds: float = 600.0
     held_gib: float = 24.0
@@ -76,6 +98,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 FULL = Plan()
 QUICK = Plan(
+    log_mib=0,
     seconds=0.3,
     rounds=1,
     jobs=150,
@@ -116,9 +139,18 @@ def stage(plan: Plan) -> Iterator[Stage]:
         server = Server(SETTINGS, directory)
         try:
             server.start()
+            age(server, plan.log_mib)
             yield Stage(directory, server, plan)
         finally:
             server.remove()
+
+
+def age(server: Server, mib: int) -> None:
+    """A server that has been at work for a while has log files to write over; a new one makes each of them first."""
+    with server.connect() as connection:
+        for _ in range(mib):
+            connection.execute("SELECT pg_logical_emit_message(false, 'bench', repeat('x', 1048576))")
+        connection.execute("CHECKPOINT")
 
 
 def peer(program: str, url: str, **asked: Any) -> float:
@@ -127,8 +159,9 @@ def peer(program: str, url: str, **asked: Any) -> float:
     return float(msgspec.json.decode(told.splitlines()[-1])["rate"])
 
 
-def skip_locked(url: str, batch: int, seconds: float, way: str, connections: int) -> float:
-    return peer("skip_locked.py", url, batch=batch, clients=CLIENTS, seconds=seconds, way=way, connections=connections)
+def skip_locked(url: str, batch: int, seconds: float, way: Way) -> float:
+    asked = {"batch": batch, "clients": CLIENTS, "seconds": seconds}
+    return peer("skip_locked.py", url, way=way.clients, connections=way.connections, lean=way.lean, **asked)
 
 
 # ---- cycles -------------------------------------------------------------------------------------------------
@@ -139,12 +172,13 @@ def cycle_sides(here: Stage, batch: int) -> dict[str, dict[str, Measure]]:
 
     def ours(partitions: int) -> float:
         with here.database() as url, here.bench.fresh() as path:
-            asked = {"batch": batch, "clients": CLIENTS, "seconds": plan.seconds, "partitions": partitions}
-            return float(here.bench.measure("postgres.cycle", path=path, url=url, **asked)["rate"])
+            asked: dict[str, Any] = {"batch": batch, "clients": CLIENTS, "seconds": plan.seconds}
+            found = here.bench.measure("postgres.cycle", path=path, url=url, partitions=partitions, **asked)
+            return float(found["rate"])
 
-    def table(way: str, connections: int) -> float:
+    def table(way: Way) -> float:
         with here.database() as url:
-            return skip_locked(url, batch, plan.seconds, way, connections)
+            return skip_locked(url, batch, plan.seconds, way)
 
     def procrastinate(connections: int) -> float:
         with here.database() as url:
@@ -152,15 +186,9 @@ def cycle_sides(here: Stage, batch: int) -> dict[str, dict[str, Measure]]:
             return peer("procrastinate_cycle.py", url, **asked)
 
     return {
-        "millpond": {partitions_named(many): lambda many=many: ours(many) for many in PARTITIONS},  # type: ignore[misc]
-        "skip locked": {
-            f"{way}, {many} connections": lambda way=way, many=many: table(way, many)  # type: ignore[misc]
-            for way, many in WAYS
-        },
-        "procrastinate": {
-            f"{many} connections": lambda many=many: procrastinate(many)  # type: ignore[misc]
-            for many in CONNECTIONS
-        },
+        "millpond": {partitions_named(many): partial(ours, many) for many in PARTITIONS},
+        "skip locked": {way.name: partial(table, way) for way in WAYS},
+        "procrastinate": {f"{many} connections": partial(procrastinate, many) for many in CONNECTIONS},
     }
 
 
@@ -207,7 +235,7 @@ class Held:
         return float(msgspec.json.decode(self._answers.readline())["rate"])
 
     def table(self, where: str, seconds: float) -> float:
-        return skip_locked(self._urls[where], BATCH, seconds, *WAYS[0])
+        return skip_locked(self._urls[where], BATCH, seconds, WAYS[0])
 
     def pairs(self) -> dict[str, dict[str, list[float]]]:
         """Each side in both databases, in turns."""
