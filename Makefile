@@ -25,7 +25,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo example test test-fast lint types format sim torture-spark bench-engine bench-server bench-spark \
-	bench-jobs reference requirements clean
+	bench-jobs bench-stores reference requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ bench-spark: $(READY) ## measure source, sink, exporter and the jobs on the hist
 
 bench-jobs: $(READY) $(PEERS) ## measure tasks and commands beside Celery, RQ, Dramatiq, Huey, Procrastinate and xargs
 	$(BIN)/python -m benchmarks.jobs
+
+bench-stores: $(READY) $(PEERS) ## measure PostgreSQL beside SKIP LOCKED and Procrastinate, and rebalances under load; 30 minutes
+	$(BIN)/python -m benchmarks.stores
 
 torture-spark: $(READY) ## kill driver, executors and server 200 times: make torture-spark KILLS=200 SEED=1
 	$(BIN)/python -m tests.spark.torture.run --kills $(KILLS) --seed $(SEED)
