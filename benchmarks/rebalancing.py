@@ -1,10 +1,10 @@
-"""A queue that is rebalanced under full load, round after round: more partitions, off their store, fewer again.
+"""A queue that is rebalanced under full load: more partitions, then off their store.
 
 Clients go round produce, lease, complete all the time. Every item has a number, and all that were produced must have
-been handed out exactly once in the end, those too that a rebalance has carried: scheduled, retrying and dead ones.
+been handed out exactly once in the end, those too that the rebalance has carried: scheduled, retrying and dead ones.
 
-A partition that has drained is kept for some minutes, in case a completion is sent again. Nothing happens in them, so
-the pond's clock hurries, and they are not measured: only the drain is.
+What is measured is the drain. Partitions that are empty are kept for some minutes, in case a completion is sent again;
+then nothing happens that would cost anything.
 """
 
 from __future__ import annotations
@@ -22,33 +22,24 @@ from benchmarks.engine import LEASE_TIMEOUT, QUEUE, WAIT
 from benchmarks.meter import PAYLOAD_BYTES
 from millpond.clock import Clock
 from millpond.embedded import AsyncPond
-from millpond.model import LeasedItem, NewItem, Rebalance, Retry, StoreSettings
+from millpond.model import LeasedItem, NewItem, Retry, StoreSettings
 
 FEW, MANY = 2, 4  # partitions
 NUMBER_BYTES = 8
 FILL = b"." * (PAYLOAD_BYTES - NUMBER_BYTES)
 FILL_BATCH = 1_000
 LATER_S = 7 * 86_400  # when what is scheduled or retrying comes back
-GRACE_MS = 300_000  # for which a drained partition is kept
 LOOK_S = 0.2  # how often a rebalance is looked at, which costs some milliseconds
-HURRY_MS, HURRY_EVERY_S = 1_000, 0.02  # fifty times as fast
 
 
-class HurriedClock(Clock):
-    """Ahead of the wall clock."""
+class LeapingClock(Clock):
+    """Ahead of the wall clock. It may leap when no commit is under way, which would seem to hang."""
 
     def __init__(self) -> None:
         self._ahead = 0
         super().__init__(lambda: time.time_ns() // 1_000_000 + self._ahead)
 
-    async def hurry(self, ms: int) -> None:
-        """By small steps, else a commit under way would seem to hang."""
-        for _ in range(0, ms, HURRY_MS):
-            self._ahead += HURRY_MS
-            await asyncio.sleep(HURRY_EVERY_S)
-
     def leap(self, ms: int) -> None:
-        """When nothing is under way."""
         self._ahead += ms
 
 
@@ -77,7 +68,7 @@ class Ledger:
 class Load:
     """Clients that do not stop until they are told to."""
 
-    def __init__(self, pond: AsyncPond, clock: HurriedClock, batch: int, clients: int) -> None:
+    def __init__(self, pond: AsyncPond, clock: LeapingClock, batch: int, clients: int) -> None:
         self.ledger = Ledger()
         self._pond = pond
         self._clock = clock
@@ -140,41 +131,34 @@ class Load:
         return {"rate": (self.ledger.completed - before) / seconds, "seconds": seconds}
 
 
-async def rounds(
+async def rebalanced(
     path: str,
     stores: Sequence[Mapping[str, Any]],
     batch: int,
     clients: int,
-    count: int,
     seconds: float,
     ready: int,
     carried: int,
 ) -> dict[str, Any]:
-    """Two stores, of which one has all the partitions at a time. Old partitions take as long as they take to drain."""
-    clock = HurriedClock()
+    """From the first store to the second. The old partitions take as long as they take to drain."""
+    clock = LeapingClock()
     here, there = (StoreSettings(**one) for one in stores)
     async with AsyncPond(path, clock=clock, stores=only(here, there)) as pond:
         await pond.create_queue(QUEUE, lease_timeout=LEASE_TIMEOUT, partitions=FEW)
         load = Load(pond, clock, batch, clients)
         await load.prepare(ready, carried)
-        found = []
         async with load.running():
-            for _ in range(count):
-                before = await load.rate(asyncio.sleep(seconds))
-                await pond.rebalance(QUEUE, partitions=MANY)
-                more = await load.rate(asyncio.sleep(seconds))
-                here, there = there, here
-                await pond.change_stores(only(here, there))
-                off = await load.rate(drained(pond))
-                await removed(pond, clock)
-                fewer = await load.rate(drained(pond, FEW))
-                await removed(pond, clock)
-                found.append({"before": before, "more": more, "off": off, "fewer": fewer})
+            before = await load.rate(asyncio.sleep(seconds))
+            await pond.rebalance(QUEUE, partitions=MANY)
+            more = await load.rate(asyncio.sleep(seconds))
+            await pond.change_stores(only(there, here))
+            off = await load.rate(drained(pond))
         await load.finish()
         lost, doubled = load.ledger.lost_and_doubled()
         stats = await pond.stats(QUEUE)
         assert stats.totals["completed"] == load.ledger.completed, "completions were refused"
-        return {"rounds": found, "items": load.ledger.produced, "lost": lost, "doubled": doubled}
+        phases = {"before": before, "more": more, "off": off}
+        return {"phases": phases, "items": load.ledger.produced, "lost": lost, "doubled": doubled}
 
 
 def only(here: StoreSettings, there: StoreSettings) -> list[StoreSettings]:
@@ -184,22 +168,12 @@ def only(here: StoreSettings, there: StoreSettings) -> list[StoreSettings]:
     return [replace(named[name], affinity=share) for name, share in shares.items()]
 
 
-async def drained(pond: AsyncPond, partitions: int | None = None) -> None:
+async def drained(pond: AsyncPond) -> None:
     """From its beginning until nothing is left in the partitions that go."""
-    told = await pond.rebalance(QUEUE, partitions=partitions)
+    told = await pond.rebalance(QUEUE)
     assert told.status == "running", told
     while told.removable_at is None:
-        told = await looked(pond)
-
-
-async def removed(pond: AsyncPond, clock: HurriedClock) -> None:
-    await clock.hurry(GRACE_MS)
-    while (await looked(pond)).status == "running":
-        pass
-
-
-async def looked(pond: AsyncPond) -> Rebalance:
-    await asyncio.sleep(LOOK_S)
-    told = (await pond.queue_info(QUEUE)).rebalance
-    assert told is not None
-    return told
+        await asyncio.sleep(LOOK_S)
+        looked = (await pond.queue_info(QUEUE)).rebalance
+        assert looked is not None
+        told = looked

@@ -90,8 +90,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     held_step: float = 18.0
     peer_step: float = 2.0
     pairs: int = 8
-    rebalance_rounds: int = 3
-    rebalance_seconds: float = 5.0
+    rebalance_rounds: int = 5
+    rebalance_seconds: float = 4.0
     rebalance_ready: int = 50_000
     rebalance_carried: int = 10_000
 
@@ -305,39 +305,53 @@ def cost(before: Mapping[str, list[float]], after: Mapping[str, list[float]]) ->
 
 
 def measure_rebalances(here: Stage) -> dict[str, Any]:
-    with here.bench.fresh() as path, here.database() as first, here.database() as second:
-        places = {
-            "directories": [{"name": name, "driver": "sqlite", "path": f"{path}-{name}"} for name in "ab"],
-            "PostgreSQL": [
-                {"name": name, "driver": "postgres", "url": url} for name, url in (("a", first), ("b", second))
-            ],
-        }
-        return {kind: rebalances(here, f"{path}-{kind}", stores) for kind, stores in places.items()}
+    kinds = {"directories": in_directories, "PostgreSQL": in_databases}
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for _ in range(here.plan.rebalance_rounds):
+        for kind, places in kinds.items():
+            with here.bench.fresh() as path, places(here, path) as stores:
+                found[kind].append(rebalance(here, path, stores))
+    return {kind: summed(rounds) for kind, rounds in found.items()}
 
 
-def rebalances(here: Stage, path: str, stores: list[dict[str, str]]) -> dict[str, Any]:
+@contextmanager
+def in_directories(here: Stage, path: str) -> Iterator[list[dict[str, str]]]:
+    yield [{"name": name, "driver": "sqlite", "path": f"{path}-{name}"} for name in ("old", "new")]
+
+
+@contextmanager
+def in_databases(here: Stage, path: str) -> Iterator[list[dict[str, str]]]:
+    with here.database() as old, here.database() as new:
+        yield [{"name": name, "driver": "postgres", "url": url} for name, url in (("old", old), ("new", new))]
+
+
+def rebalance(here: Stage, path: str, stores: list[dict[str, str]]) -> dict[str, Any]:
     plan = here.plan
-    found = here.bench.measure(
-        "rebalancing.rounds",
+    return here.bench.measure(
+        "rebalancing.rebalanced",
         path=path,
         stores=stores,
         batch=BATCH,
         clients=CLIENTS,
-        count=plan.rebalance_rounds,
         seconds=plan.rebalance_seconds,
         ready=plan.rebalance_ready,
         carried=plan.rebalance_carried,
     )
+
+
+def summed(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    totals = {name: sum(one[name] for one in rounds) for name in ("items", "lost", "doubled")}
+    by_round = [one["phases"] for one in rounds]
     phases = [
         {
             "phase": phase,
-            **summary([one[phase]["rate"] for one in found["rounds"]]),
-            "seconds": round(median(one[phase]["seconds"] for one in found["rounds"]), 1),
-            "ratio": summary([one[phase]["rate"] / one["before"]["rate"] for one in found["rounds"]], 3),
+            **summary([one[phase]["rate"] for one in by_round]),
+            "seconds": round(median(one[phase]["seconds"] for one in by_round), 1),
+            "ratio": summary([one[phase]["rate"] / one["before"]["rate"] for one in by_round], 3),
         }
-        for phase in found["rounds"][0]
+        for phase in by_round[0]
     ]
-    return {**found, "phases": phases}
+    return {**totals, "phases": phases}
 
 
 # ---- the run ------------------------------------------------------------------------------------------------

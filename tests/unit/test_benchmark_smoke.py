@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from benchmarks import on_postgres, rebalancing
+from benchmarks.jobs import PEERS_PYTHON
+from tests.postgres.server import the_server
 
 ROOT = Path(__file__).parent.parent.parent
 ENGINE_FIGURES = {
@@ -25,17 +32,55 @@ SERVER_FIGURES = {
     "idle_poll_slowdown",
     "vs_go",
 }
+STORES_FIGURES = {
+    "postgres_vs_skip_locked_64",
+    "postgres_vs_skip_locked_64_100",
+    "postgres_vs_skip_locked_64_1000",
+    "postgres_vs_procrastinate_64",
+    "postgres_vs_procrastinate_64_100",
+    "postgres_vs_procrastinate_64_1000",
+    "postgres_items_100",
+    "postgres_items_1000",
+    "skip_locked_items_100",
+    "skip_locked_items_1000",
+    "procrastinate_items_100",
+    "procrastinate_items_1000",
+    "held_snapshot_cost",
+    "held_snapshot_cost_skip_locked",
+    "held_snapshot_seconds",
+    "rebalance_throughput",
+    "rebalance_lost",
+    "rebalance_doubled",
+}
+needs_peers = pytest.mark.skipif(not PEERS_PYTHON.exists(), reason="the peers are not installed")
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """For a server too, which may be another user; nobody else may enter pytest's own directories."""
+    with tempfile.TemporaryDirectory(prefix="millpond-benchmark-") as name:
+        path = Path(name)
+        path.chmod(0o711)
+        yield path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "named"), [("run", ENGINE_FIGURES), ("server", SERVER_FIGURES)])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        ("run", ENGINE_FIGURES),
+        ("server", SERVER_FIGURES),
+        pytest.param("stores", STORES_FIGURES, marks=needs_peers),
+    ],
+)
 def test_the_last_line_of_a_benchmark_holds_the_figures_that_have_targets(
-    tmp_path: Path, module: str, named: set[str]
+    open_path: Path, module: str, named: set[str]
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", "--quick"],
         cwd=ROOT,
-        env={**os.environ, "BENCH_DIR": str(tmp_path)},
+        env={**os.environ, "BENCH_DIR": str(open_path)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -43,7 +88,7 @@ def test_the_last_line_of_a_benchmark_holds_the_figures_that_have_targets(
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures.keys() == named
     assert all(isinstance(value, float | int) for name, value in figures.items() if name != "vs_go")
-    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    assert not list(open_path.iterdir()), "nothing is left behind"
 
 
 @pytest.mark.slow
@@ -52,3 +97,19 @@ def test_without_go_there_is_no_figure_for_it(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setenv("PATH", str(tmp_path))
     assert built_go(tmp_path) is None
+
+
+@pytest.mark.slow
+def test_a_rebalance_that_is_measured_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    stores = [{"name": name, "driver": "sqlite", "path": str(tmp_path / name)} for name in ("here", "there")]
+    sizes = {"batch": 10, "clients": 4, "ready": 100, "carried": 50}
+    found = asyncio.run(rebalancing.rebalanced(str(tmp_path / "data"), stores, seconds=0.1, **sizes))
+    assert (found["lost"], found["doubled"]) == (0, 0)
+    assert found["phases"].keys() == {"before", "more", "off"}
+
+
+@pytest.mark.slow
+def test_a_cycle_on_postgresql_has_a_rate(tmp_path: Path) -> None:
+    url = the_server().url(schema="benchmark_smoke")
+    found = asyncio.run(on_postgres.cycle(str(tmp_path), url, batch=10, clients=4, seconds=0.1, partitions=2))
+    assert found["rate"] > 0
