@@ -97,7 +97,7 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     INSERT INTO journal VALUES (a_place, a_number, an_at, an_ended[1], an_ended[2], a_total, an_events);
-    -- New chunks, and those that replace one.
+    -- New chunks, and those that replace one. Unnested in FROM, large ones would go through a temporary file.
     IF cardinality(chunk_firsts) > 0 THEN
         INSERT INTO chunk SELECT a_place, unnest(chunk_firsts), unnest(chunk_counts), unnest(chunk_bodies)
             ON CONFLICT (place, first) DO UPDATE SET count = excluded.count, body = excluded.body;
