@@ -270,7 +270,7 @@ def _judge_lost(model: Model, ask: Ask, index: int) -> None:
     done = grant.completed_at
     if ask.kind == asks.COMPLETE and done is not None and model.now - done < settings.completed_grace_ms:
         _broken(ask, f"lease_lost, but {grant.item} was completed with this token at {done}")
-    if grant.takers == [ask] and ask.kind != asks.RETRY:
+    if grant.takers == [ask] and ask.kind != asks.RETRY and not grant.given_up:  # else it ended by that
         _broken(ask, f"lease_lost, but it was done: {grant.item}")
 
 

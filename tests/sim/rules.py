@@ -351,10 +351,10 @@ class Partition:
                 self.broken(f"{item} was cancelled as {state}")
             if item.lease is not None:
                 grant = item.lease
-                over = self._let_go(grant) or self._has_left(grant) or self._askers(grant, RETRY)
+                over = self._has_left(grant) or self._let_go(grant) or self._askers(grant, RETRY)
                 if not item.cancel_asked or not over:
                     self.broken(f"{item} was cancelled in the middle of its lease")
-                grant.takers += self._askers(grant, RETRY)
+                grant.takers = [*self._leavers(grant), *self._askers(grant, RETRY)]
                 self._finish(grant, "cancelled", CANCELLED, keep_until)
             else:
                 self._asked_to_cancel(item)
@@ -623,7 +623,7 @@ class Partition:
 
     def _let_go(self, grant: Grant) -> bool:
         """Whether the lease is over: by time, unless its holder spoke in time, or because its holder said so."""
-        grant.takers = [ask for ask in self._askers(grant, EXTEND) if self._timeout(ask) == 0]
+        grant.takers = self._leavers(grant)
         if grant.deadline <= self.at:
             late = [ask for ask in grant.asks if self.in_time(ask, grant.deadline) and ask.waits_for(grant)]
             late = [ask for ask in late if ask.kind != STATE]
@@ -631,6 +631,10 @@ class Partition:
                 self.broken(f"the lease of {grant.item} was taken away although {late} came in time")
             return True
         return bool(grant.takers)
+
+    def _leavers(self, grant: Grant) -> list[Ask]:
+        """Who gave it back by an extend of 0."""
+        return [ask for ask in self._askers(grant, EXTEND) if self._timeout(ask) == 0]
 
     def _has_left(self, grant: Grant) -> bool:
         """Whether the caller for whom this delivery was made never saw it."""

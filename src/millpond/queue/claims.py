@@ -519,7 +519,7 @@ def _end(queue: QueueState, request: EndClaim) -> Operation:
         return ClaimEnded(request.claim_id, 0)
     lanes = [queue.lanes[index] for index in sorted(claim.partitions) if index in queue.lanes]
     outcomes = yield [(lane, partial(_end_in, queue, request, claim.nonce)) for lane in lanes]
-    done, retried, dead = map(sum, zip(*(outcome for outcome, _ in outcomes), strict=True))
+    done, retried, dead = map(sum, zip((0, 0, 0), *(outcome for outcome, _ in outcomes), strict=True))
     return ClaimEnded(request.claim_id, done, retried, dead)
 
 

@@ -48,13 +48,12 @@ def settled(queue: QueueState, ids: Iterable[str]) -> Generator[Step, Any, None]
 
 
 def is_unsettled(lane: Lane, names: Collection[bytes]) -> bool:
-    """Whether a turn under way gave up one of these names, or took one over."""
-    if not lane.known or lane.free:
+    """Whether a turn under way, or about to begin, gave up one of these names or took one over."""
+    if not lane.known:
         return False
-    turns = [turn for turn in (lane.job, lane.doubt) if isinstance(turn, TurnJob) and turn.draft.names]
-    return not lane.partition.dedup.uncommitted.isdisjoint(names) or any(
-        not turn.draft.names.isdisjoint(names) for turn in turns
-    )
+    drafts = [lane.draft, *(turn.draft for turn in (lane.job, lane.doubt) if isinstance(turn, TurnJob))]
+    known = [lane.partition.dedup.uncommitted, *(draft.names for draft in drafts)]
+    return any(not some.isdisjoint(names) for some in known)
 
 
 def landed(queue: QueueState, lane: Lane, numbers: Collection[int]) -> Generator[Step, Any, None]:
