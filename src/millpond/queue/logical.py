@@ -489,12 +489,12 @@ class LogicalQueue:
         state = self.state
         for lease in state.waiters.pop_all():
             lease.answer([])
+        sleepers, state.sleepers = state.sleepers, []
+        for _, _, resume in sleepers:  # to their next step, which is refused below
+            resume()
         for landing in list(state.landings):
             landing.stop(error)
-        state.landings = {}
-        for _, _, resume in state.sleepers:  # to their next step, which is refused below
-            resume()
-        state.sleepers = []
+        state.landings, state.sleepers = {}, []
         for reader in state.readers:
             reader.stop(error)
         state.readers = []

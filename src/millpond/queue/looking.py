@@ -49,7 +49,7 @@ def settled(queue: QueueState, ids: Iterable[str]) -> Generator[Step, Any, None]
 
 def is_unsettled(lane: Lane, names: Collection[bytes]) -> bool:
     """Whether a turn under way, or about to begin, gave up one of these names or took one over."""
-    if not lane.known:
+    if not lane.known or (lane.free and not lane.partition.events):
         return False
     drafts = [lane.draft, *(turn.draft for turn in (lane.job, lane.doubt) if isinstance(turn, TurnJob))]
     known = [lane.partition.dedup.uncommitted, *(draft.names for draft in drafts)]
