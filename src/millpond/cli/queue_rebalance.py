@@ -53,7 +53,7 @@ def rebalance(asked: Arguments) -> int:
                 if not asked.json:
                     say(_said(done[-1]))
     if asked.json:
-        print_json(done if asked.all else done[0]) if done else None
+        print_json(done if asked.all else done[0])
     return failed or DONE
 
 

@@ -48,7 +48,7 @@ SHRINK_LIVE_BYTES = 16 << 20  # shrinking copies what is live: a tenth of a seco
 SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 PARTITION_UPGRADES = ("partition_1",)  # step n brings a file of version n to n + 1; a new file is of version 0
-REGISTRY_UPGRADES = ("registry_1", "registry_2")
+REGISTRY_UPGRADES = ("registry_1", "registry_2", "registry_3")
 
 
 def load_statements(text: str) -> dict[str, str]:

@@ -36,6 +36,9 @@ CREATE TRIGGER audit_is_not_removed BEFORE DELETE ON audit BEGIN SELECT RAISE(AB
 -- Incarnations of queues that were deleted: what is left of them in any store can go.
 CREATE TABLE gone (incarnation TEXT PRIMARY KEY) WITHOUT ROWID;
 
+-- name: registry_3
+-- Version 3 has rebalances in the definitions of queues: who does not know them must not write these.
+
 -- name: turn
 -- One INSERT into this view writes a whole turn: one call, one transaction. Of the connection, not of the file.
 CREATE TEMP VIEW turn AS SELECT
