@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import on_postgres, rebalancing
-from benchmarks.jobs import PEERS_PYTHON
 from tests.postgres.server import the_server
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,27 +31,6 @@ SERVER_FIGURES = {
     "idle_poll_slowdown",
     "vs_go",
 }
-STORES_FIGURES = {
-    "postgres_vs_skip_locked_64",
-    "postgres_vs_skip_locked_64_100",
-    "postgres_vs_skip_locked_64_1000",
-    "postgres_vs_procrastinate_64",
-    "postgres_vs_procrastinate_64_100",
-    "postgres_vs_procrastinate_64_1000",
-    "postgres_items_100",
-    "postgres_items_1000",
-    "skip_locked_items_100",
-    "skip_locked_items_1000",
-    "procrastinate_items_100",
-    "procrastinate_items_1000",
-    "held_snapshot_cost",
-    "held_snapshot_cost_skip_locked",
-    "held_snapshot_seconds",
-    "rebalance_throughput",
-    "rebalance_lost",
-    "rebalance_doubled",
-}
-needs_peers = pytest.mark.skipif(not PEERS_PYTHON.exists(), reason="the peers are not installed")
 
 
 @pytest.fixture
@@ -68,11 +46,7 @@ def open_path() -> Iterator[Path]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("module", "named"),
-    [
-        ("run", ENGINE_FIGURES),
-        ("server", SERVER_FIGURES),
-        pytest.param("stores", STORES_FIGURES, marks=needs_peers),
-    ],
+    [("run", ENGINE_FIGURES), ("server", SERVER_FIGURES)],
 )
 def test_the_last_line_of_a_benchmark_holds_the_figures_that_have_targets(
     open_path: Path, module: str, named: set[str]
