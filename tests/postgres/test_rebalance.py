@@ -14,7 +14,7 @@ from millpond.clock import ManualClock
 from millpond.errors import Unavailable
 from millpond.queue.lane import PROBE_MS_MAX
 from tests.postgres.server import Server
-from tests.service.test_rebalance import GRACE_MS, over
+from tests.service.test_rebalance import empty_then_over
 from tests.service.test_stores import change, statuses, texts, until
 
 pytestmark = pytest.mark.slow
@@ -62,8 +62,7 @@ def move(pond: Pond, clock: ManualClock, store: str, server: Server) -> None:
     change(pond, *shares(server, float(store == "default"), float(store == "pg")))
     pond.rebalance("q")
     texts(pond)
-    clock.advance(GRACE_MS)
-    assert over(pond).stores == {store: 3}
+    assert empty_then_over(pond, clock).stores == {store: 3}
     assert statuses(pond) == {store: {"open"}}
 
 
@@ -108,8 +107,7 @@ def test_a_server_that_goes_away_in_the_middle_holds_it_up_and_loses_nothing(tmp
         clock.advance(PROBE_MS_MAX)
         until(pond, lambda: statuses(pond)["pg"] == {"draining"})
         assert len(texts(pond)) == 9
-        clock.advance(GRACE_MS)
-        assert over(pond).stores == {"default": 3}
+        assert empty_then_over(pond, clock).stores == {"default": 3}
         check(pond, ids)
 
 
