@@ -102,6 +102,8 @@ class Dispatch:
             place = source.waiting[0].place
             if place.down:
                 self.give_back([sources.take(source)], delay=1.0)
+            elif source.waiting[0].deadline <= self._loop.time():  # it could not be extended, and another may have it
+                self.give_back([sources.take(source)])
             elif not slots.fits(place):
                 return
             else:
