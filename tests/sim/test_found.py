@@ -7,13 +7,16 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from millpond.clock import ManualClock
 from millpond.errors import Conflict, KeyConflict, OutcomeUnknown
 from millpond.history.format import Record
-from millpond.model import CLAIM_MEMORY_MS, RedriveFilter, State
+from millpond.model import CLAIM_MEMORY_MS, Rebalancing, RedriveFilter, State
+from millpond.queue import draining
 from millpond.queue import lane as lane_module
 from millpond.queue.bodies import Bodies, Budget
+from millpond.queue.claims import CLAIM_OPERATIONS
 from millpond.queue.dedup import request_digest
 from millpond.queue.lane import Job, Lane, meta_lane
 from millpond.queue.logical import LogicalQueue
@@ -24,6 +27,7 @@ from millpond.queue.requests import (
     ClaimItems,
     Clear,
     Complete,
+    EndClaim,
     Extend,
     Forget,
     GetItem,
@@ -123,6 +127,15 @@ class Bench:
     def pass_time(self, ms: int) -> None:
         self.clock.advance(ms)
         self.settle()
+
+    def drain(self, index: int) -> None:
+        """A rebalance of `q` that removes this partition begins; the caller settles."""
+        one = self.definitions["q"]
+        places = [replace(place, read_only=place.partition == index) for place in one.partitions]
+        removing = tuple(place for place in places if place.read_only)
+        status = Rebalancing(partitions=1, added=(), removing=removing, started_at=self.clock.now())
+        self.definitions["q"] = replace(one, partitions=tuple(places), rebalance=status)
+        self.queues["q"].configure(self.definitions["q"])
 
     def away(self, lane: int, queue: str = "q") -> None:
         """From the next commit of that lane on, until `back`."""
@@ -494,3 +507,60 @@ def test_what_a_claim_leaves_behind_is_settled_though_nobody_asks_for_anything()
     bench.held.clear()
     bench.settle()
     assert [item.payload for item in bench.lease()] == [b"x"]
+
+
+def test_an_id_is_not_said_to_be_gone_while_the_turn_that_gives_it_up_is_only_about_to_begin() -> None:
+    bench = Bench(partitions=2, completed_retention_ms=2 * SECOND)
+    for name in "ij":
+        bench.produce(Record(b"x", id=name))
+    i, j = bench.lease(2)
+    bench.ask(complete([i]))
+    bench.pass_time(SECOND)
+    bench.ask(complete([j]))
+    bench.held = {("q", 0)}
+    bench.pass_time(SECOND)  # i is given up
+    cancel = Cancel(["i", "j"])
+    bench.send(cancel)
+    [(_, job)] = bench.jobs
+    job.run()
+    bench.queues["q"].finish(job, bench.clock.now())
+    bench.jobs = []
+    bench.away(1)
+    bench.pass_time(SECOND)  # the cancel goes on in the turn in which j is given up
+    assert not cancel.answered
+
+
+def test_a_claim_ends_although_its_partitions_are_gone() -> None:
+    bench = Bench()
+    bench.produce(b"x")
+    bench.ask(ClaimItems("c", 1))
+    state = bench.queues["q"].state
+    end = CLAIM_OPERATIONS[EndClaim](state, EndClaim("c", True, None))
+    next(end)
+    claim = state.meta.partition.decisions.claims["c"]
+    state.lanes.clear()  # while that is written
+    assert end.send((claim, None)) == []
+    with pytest.raises(StopIteration) as stop:
+        end.send([])
+    assert stop.value.value.items == 0
+
+
+def test_a_queue_closes_while_a_paced_redrive_is_about_to_wait_for_an_item_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draining, "CARRY_BATCH", 1)
+    bench = Bench(partitions=2)
+    one = bench.definitions["q"]
+    bench.definitions["q"] = replace(one, settings=replace(one.settings, dead_queue=None))
+    bench.queues["q"].configure(bench.definitions["q"])
+    ids = [one.id for one in bench.produce(b"x", b"y")]
+    bench.ask(RetryItems([RetryItem(item.lease, dead=True) for item in bench.lease(2)]))
+    bench.held.add(("q", 1))
+    bench.drain(0)
+    bench.settle()
+    redrive = Redrive(ids, RedriveFilter(), rate=1)
+    bench.send(redrive)
+    assert len(bench.queues["q"].state.lanes[0].partition.carried) == 1
+    assert not redrive.answered
+    bench.queues["q"].close(bench.clock.now())
+    assert redrive.answered
