@@ -336,24 +336,31 @@ def _may_be_gone(queue: Queue, ask: Ask, item_id: str) -> bool:
     return all(GONE in item.states_since(ask.step) for item in queue.by_id.get(item_id, ())[-1:])
 
 
+def _judge_refusal(queue: Queue, ask: Ask, item_id: str, result: Result, conflict: bool, asked_for: str) -> None:
+    """`conflict`: the item was in a state in which it could not be what was asked for."""
+    states = _states(queue, ask, item_id)
+    if result.error is None:
+        _broken(ask, "an id without an answer")
+    elif result.error.code == "not_found":
+        if not _may_be_gone(queue, ask, item_id):
+            _broken(ask, f"{item_id} is said not to exist: {states}")
+    elif result.error.code != "conflict" or not conflict:
+        _broken(ask, f"{item_id} could not be {asked_for}: {result.error}, {states}")
+
+
 def _judge_cancel(model: Model, ask: Ask) -> None:
     queue = model.queues[ask.queue]
     results: Sequence[Result] = ask.request.value
     for item_id, result in zip(ask.ids, results, strict=True):
         states = _states(queue, ask, item_id)
         items = queue.by_id.get(item_id, [])
-        if result.ok:
-            if not any(CANCELLED in item.states_since(0) or item.cancel_asked or GONE in states for item in items):
-                _broken(ask, f"{item_id} is said to be cancelled, and it is not: {states}")
-            if not any(item.cancel_asked or states & {CANCELLED, GONE} for item in items):
-                _broken(ask, f"{item_id} is said to be cancelled, and it is not: {states}")
-        elif result.error is None:
-            _broken(ask, "an id without an answer")
-        elif result.error.code == "not_found":
-            if not _may_be_gone(queue, ask, item_id):
-                _broken(ask, f"{item_id} is said not to exist: {states}")
-        elif result.error.code != "conflict" or not states & {DEAD, COMPLETED, CLAIMED}:
-            _broken(ask, f"{item_id} could not be cancelled: {result.error}, {states}")
+        if not result.ok:
+            _judge_refusal(queue, ask, item_id, result, bool(states & {DEAD, COMPLETED, CLAIMED}), "cancelled")
+            continue
+        if not any(CANCELLED in item.states_since(0) or item.cancel_asked or GONE in states for item in items):
+            _broken(ask, f"{item_id} is said to be cancelled, and it is not: {states}")
+        if not any(item.cancel_asked or states & {CANCELLED, GONE} for item in items):
+            _broken(ask, f"{item_id} is said to be cancelled, and it is not: {states}")
 
 
 def _judge_bury(model: Model, ask: Ask) -> None:
@@ -361,16 +368,22 @@ def _judge_bury(model: Model, ask: Ask) -> None:
     results: Sequence[Result] = ask.request.value
     for item_id, result in zip(ask.ids, results, strict=True):
         states = _states(queue, ask, item_id)
-        if result.ok:
-            if not states & {DEAD, GONE}:
-                _broken(ask, f"{item_id} is said to be dead, and it is not: {states}")
-        elif result.error is None:
-            _broken(ask, "an id without an answer")
-        elif result.error.code == "not_found":
-            if not _may_be_gone(queue, ask, item_id):
-                _broken(ask, f"{item_id} is said not to exist: {states}")
-        elif result.error.code != "conflict" or not states & {LEASED, CLAIMED, COMPLETED, CANCELLED}:
-            _broken(ask, f"{item_id} could not be buried: {result.error}, {states}")
+        if not result.ok:
+            conflict = bool(states & {LEASED, CLAIMED, COMPLETED, CANCELLED})
+            _judge_refusal(queue, ask, item_id, result, conflict, "buried")
+        elif not states & {DEAD, GONE}:
+            _broken(ask, f"{item_id} is said to be dead, and it is not: {states}")
+
+
+def _judge_make_ready(model: Model, ask: Ask) -> None:
+    queue = model.queues[ask.queue]
+    results: Sequence[Result] = ask.request.value
+    for item_id, result in zip(ask.ids, results, strict=True):
+        states = _states(queue, ask, item_id)
+        if not result.ok:
+            _judge_refusal(queue, ask, item_id, result, bool(states - {*WAITING, GONE}), "made ready")
+        elif not states & {READY, GONE}:
+            _broken(ask, f"{item_id} is said to be ready, and it is not: {states}")
 
 
 def _judge_clear(model: Model, ask: Ask) -> None:
@@ -432,23 +445,6 @@ def _judge_get_wait(model: Model, ask: Ask) -> None:
             _broken(ask, f"{item} is shown as {told}, but it is {item.attempts, item.deliveries, item.error}")
         if shown.state == COMPLETED and (shown.state_doc, shown.state_version) != (None, 0):
             _broken(ask, f"{item} is completed, and shown with a document")
-
-
-def _judge_make_ready(model: Model, ask: Ask) -> None:
-    queue = model.queues[ask.queue]
-    results: Sequence[Result] = ask.request.value
-    for item_id, result in zip(ask.ids, results, strict=True):
-        states = _states(queue, ask, item_id)
-        if result.ok:
-            if not states & {READY, GONE}:
-                _broken(ask, f"{item_id} is said to be ready, and it is not: {states}")
-        elif result.error is None:
-            _broken(ask, "an id without an answer")
-        elif result.error.code == "not_found":
-            if not _may_be_gone(queue, ask, item_id):
-                _broken(ask, f"{item_id} is said not to exist: {states}")
-        elif result.error.code != "conflict" or not states - {*WAITING, GONE}:
-            _broken(ask, f"{item_id} could not be made ready: {result.error}, {states}")
 
 
 def _judge_still(ask: Ask, item: Item, shown: Shown) -> None:
