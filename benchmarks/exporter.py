@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 import millpond
+from benchmarks.bench import CHILD_TIMEOUT_S, Bench, print_table, scratch, summary
+from benchmarks.children import ROOT
 from benchmarks.engine import QUEUE
-from benchmarks.run import CHILD_TIMEOUT_S, ROOT, Bench, print_table, scratch, summary
-from benchmarks.run import FULL as ENGINE_PLAN
 from millpond.directory import SOCKET
 from millpond.errors import Unavailable
 from millpond.history.exporter import SyncReport, sync
@@ -199,7 +199,7 @@ def main() -> None:
         print(msgspec.json.encode(found).decode())
         return
     with scratch() as directory:
-        found = measure(Bench(directory, ENGINE_PLAN), QUICK if given.quick else FULL)
+        found = measure(Bench(directory), QUICK if given.quick else FULL)
     show(found)
     print(msgspec.json.encode({"exporter_vs_engine": found["exporter_vs_engine"]}).decode())
 

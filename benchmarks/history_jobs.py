@@ -21,10 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.children import ROOT
+from benchmarks.bench import keep, print_table, scratch, summary, tell_about
 from benchmarks.load import cpu_seconds
-from benchmarks.machine import busy_seconds, commit_of, describe_machine
-from benchmarks.run import keep, print_table, scratch, summary
+from benchmarks.machine import busy_seconds
 from benchmarks.server import OTHERS_MAX
 from millpond.history.lake import FLAT_SCHEMA, LAKE_VERSION, ROW_GROUP_ROWS, About, Lake, Span, open_writer, write_about
 from millpond.history.reader import Why
@@ -321,16 +320,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     with scratch() as directory:
-        about: dict[str, Any] = {
-            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "commit": commit_of(ROOT),
-            "machine": describe_machine(directory),
-        }
-        print(" ".join(f"{name}={value}" for name, value in about["machine"].items()), flush=True)
+        about = tell_about(directory)
         found = {**about, **measure(directory, given.events, given.rounds)}
     show(found)
     if given.events == EVENTS:
-        print(f"\nkept in {keep(found, 'history').relative_to(ROOT)}")
+        keep(found, "history")
     headline = {"history_10m_s": found["history_10m_s"], "worst_of_limit": found["worst"]}
     print(msgspec.json.encode(headline).decode())
 

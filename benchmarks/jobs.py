@@ -18,16 +18,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from benchmarks.bench import add_quick, keep, print_table, scratch, summary, tell_about
 from benchmarks.children import ROOT, process
-from benchmarks.machine import commit_of, describe_machine
-from benchmarks.run import keep, print_table, scratch, summary
 
 PEERS = ROOT / "benchmarks" / "peers" / "jobs"
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
@@ -234,25 +232,17 @@ def headline(rates: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jobs", description="Measure jobs beside peers.")
-    parser.add_argument(
-        "--quick", action="store_true", help="see that it runs; the figures mean nothing, none are kept"
-    )
+    add_quick(parser)
     given = parser.parse_args()
     plan = QUICK if given.quick else FULL
     with scratch() as directory:
-        about = {
-            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "commit": commit_of(ROOT),
-            "machine": describe_machine(directory),
-            "plan": msgspec.to_builtins(plan),
-        }
-        print(" ".join(f"{name}={value}" for name, value in about["machine"].items()), flush=True)
+        about = tell_about(directory, plan)
         rates = measure(directory, plan)
     rows = [[side, name, *one.values()] for side, settings in rates.items() for name, one in settings.items()]
     print_table("No-ops a second, one worker process", ("side", "with", "median", "low", "high"), rows)
     found = {**about, "rates": rates, "headline": headline(rates)}
     if plan == FULL:
-        print(f"\nkept in {keep(found, 'jobs').relative_to(ROOT)}")
+        keep(found, "jobs")
     print(msgspec.json.encode(found["headline"]).decode())
 
 

@@ -9,31 +9,22 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from benchmarks.machine import commit_of, describe_machine
+from benchmarks.bench import Bench, add_quick, keep, print_table, scratch, summary, tell_about
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 BATCHES = (1, 10, 100, 1_000)
 CALLERS = (1, 64, 256)
 BUSY_PRODUCERS = 4  # and twice as many consumers: the side "busy"; "engine" and "tokens" have one and two
 LATENCY_CALLERS = (1, 10, 1_000)
 KINDS = ("leased", "scheduled", "retrying", "keyed", "priority")
 SMALL = 1_000  # items of the short queue that a lease on the backlog is compared with
-CHILD_TIMEOUT_S = 120
 MIB = 1 << 20
 
 
@@ -68,37 +59,16 @@ QUICK = Plan(
 )
 
 
-class Bench:
-    """Runs measurements in processes of their own, in a directory that goes when all is done."""
-
+class EngineBench(Bench):
     def __init__(self, directory: Path, plan: Plan) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.plan = plan
-        self._fresh = 0
-
-    def measure(self, name: str, *, killed: bool = False, **arguments: Any) -> dict[str, Any]:
-        command = [sys.executable, "-m", "benchmarks.child", name, msgspec.json.encode(arguments).decode()]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=CHILD_TIMEOUT_S, check=False)
-        if done.returncode != (-9 if killed else 0):
-            raise SystemExit(f"{name} {arguments} ended with {done.returncode}; see its output above")
-        return {} if killed else msgspec.json.decode(done.stdout, type=dict[str, Any])
-
-    @contextmanager
-    def fresh(self) -> Iterator[str]:
-        """A path for one measurement from empty."""
-        self._fresh += 1
-        folder = self.directory / f"fresh-{self._fresh}"
-        folder.mkdir()
-        try:
-            yield str(folder / "data")
-        finally:
-            shutil.rmtree(folder)
 
 
 # ---- the measurements -------------------------------------------------------------------------------------
 
 
-def from_empty(bench: Bench, batch: int, side: str) -> dict[str, Any]:
+def from_empty(bench: EngineBench, batch: int, side: str) -> dict[str, Any]:
     with bench.fresh() as path:
         seconds = bench.plan.seconds
         if side in ("raw", "floor"):
@@ -111,7 +81,7 @@ def from_empty(bench: Bench, batch: int, side: str) -> dict[str, Any]:
         )
 
 
-def on_backlog(bench: Bench, batch: int, side: str) -> dict[str, Any]:
+def on_backlog(bench: EngineBench, batch: int, side: str) -> dict[str, Any]:
     plan = bench.plan
     name = "raw.cycle_backlog" if side == "raw" else "engine.cycle"
     path = str(bench.directory / f"backlog-{side}")
@@ -119,7 +89,7 @@ def on_backlog(bench: Bench, batch: int, side: str) -> dict[str, Any]:
 
 
 def measure_rates(
-    bench: Bench, sides: Sequence[str], measure: Callable[[Bench, int, str], dict[str, Any]]
+    bench: EngineBench, sides: Sequence[str], measure: Callable[[EngineBench, int, str], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """A row a batch size. The largest batch goes first: the chunks it leaves on the backlog are like those it found."""
     rows = []
@@ -139,7 +109,7 @@ def measure_rates(
     return rows[::-1]
 
 
-def measure_callers(bench: Bench) -> dict[str, Any]:
+def measure_callers(bench: EngineBench) -> dict[str, Any]:
     rounds = []
     for _ in range(bench.plan.rounds):
         rates = {}
@@ -152,7 +122,7 @@ def measure_callers(bench: Bench) -> dict[str, Any]:
     return {"rows": rows, "gain_64": summary([one[64] / one[1] for one in rounds])}
 
 
-def measure_latency(bench: Bench) -> list[dict[str, Any]]:
+def measure_latency(bench: EngineBench) -> list[dict[str, Any]]:
     rows = []
     for callers in LATENCY_CALLERS:
         found = []
@@ -171,7 +141,7 @@ def measure_latency(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_lease_cost(bench: Bench) -> list[dict[str, Any]]:
+def measure_lease_cost(bench: EngineBench) -> list[dict[str, Any]]:
     """A lease on the backlog against one on a queue of 1,000 of the same mix, whose 10 urgent items are soon gone.
 
     First with items in front whose priority puts them there, scattered over all chunks; then with them away.
@@ -207,7 +177,7 @@ def measure_lease_cost(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_open(bench: Bench) -> list[dict[str, Any]]:
+def measure_open(bench: EngineBench) -> list[dict[str, Any]]:
     path = str(bench.directory / "backlog-engine")
     clean, killed = [], []
     for _ in range(bench.plan.rounds):
@@ -217,7 +187,7 @@ def measure_open(bench: Bench) -> list[dict[str, Any]]:
     return [{"after": "a clean close", **summary(clean)}, {"after": "kill -9", **summary(killed)}]
 
 
-def measure_memory(bench: Bench) -> list[dict[str, Any]]:
+def measure_memory(bench: EngineBench) -> list[dict[str, Any]]:
     """Bytes an item of each kind: of a process that opened a queue of them, against one that opened an empty queue.
 
     Ready items also while they come in, beyond what fills the cache of bodies. `single` are ready items of which each
@@ -238,25 +208,17 @@ def measure_memory(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
-def reopened_bytes(bench: Bench, kind: str, items: int) -> float:
+def reopened_bytes(bench: EngineBench, kind: str, items: int) -> float:
     with bench.fresh() as path:
         bench.measure("engine.fill", path=path, items=items, kind=kind)
         found = [bench.measure("engine.memory_reopened", path=path) for _ in range(bench.plan.rounds)]
     return float(median(one["rss"] for one in found))
 
 
-def summary(values: Sequence[float], digits: int = 1) -> dict[str, float]:
-    return {
-        "median": round(median(values), digits),
-        "low": round(min(values), digits),
-        "high": round(max(values), digits),
-    }
-
-
 # ---- the run ----------------------------------------------------------------------------------------------
 
 
-def run(bench: Bench) -> dict[str, Any]:
+def run(bench: EngineBench) -> dict[str, Any]:
     plan = bench.plan
     found: dict[str, Any] = {}
     os.sync()  # else what others wrote before is written out while the first rounds wait for the disk
@@ -347,62 +309,21 @@ def cells(row: dict[str, Any]) -> tuple[float, float, float]:
     return row["median"], row["low"], row["high"]
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
-    lines = [list(columns), *([show(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
-    print(f"\n{title}")
-    for line in lines:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)), flush=True)
-
-
-def show(cell: Any) -> str:
-    if isinstance(cell, float):
-        return f"{cell:,.0f}" if cell >= 1000 else f"{cell:.2f}"
-    return f"{cell:,}" if isinstance(cell, int) else str(cell)
-
-
 # ---- the command ------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """On the repository's disk, for a temporary directory may be memory; BENCH_DIR names another place."""
-    parent = Path(os.environ.get("BENCH_DIR") or ROOT / "build")
-    parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="bench-", dir=parent))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory)
-
-
-def keep(found: dict[str, Any], what: str = "engine") -> Path:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{what}-{found['at'].replace(':', '').replace('-', '')}-{found['commit']}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    return path
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Measure the engine.")
-    parser.add_argument(
-        "--quick", action="store_true", help="see that it runs; the figures mean nothing, none are kept"
-    )
+    add_quick(parser)
     quick = parser.parse_args().quick
     plan = QUICK if quick else FULL
     started = time.monotonic()
     with scratch() as directory:
-        about = {
-            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "commit": commit_of(ROOT),
-            "machine": describe_machine(directory),
-            "plan": msgspec.to_builtins(plan),
-        }
-        print(" ".join(f"{name}={value}" for name, value in about["machine"].items()), flush=True)
-        found = {**about, **run(Bench(directory, plan))}
+        about = tell_about(directory, plan)
+        found = {**about, **run(EngineBench(directory, plan))}
     found["seconds"] = round(time.monotonic() - started)
     if not quick:
-        print(f"\nkept in {keep(found).relative_to(ROOT)}")
+        keep(found, "engine")
     print(f"\n{found['seconds']} s")
     print(msgspec.json.encode(found["headline"]).decode())
 

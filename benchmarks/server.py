@@ -20,19 +20,16 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
+from benchmarks.bench import CHILD_TIMEOUT_S, Bench, add_quick, keep, print_table, scratch, summary, tell_about
 from benchmarks.children import ROOT, Child, process, python, running
 from benchmarks.engine import LEASE_TIMEOUT
 from benchmarks.load import IDLE_QUEUE, QUEUE
-from benchmarks.machine import commit_of, describe_machine
-from benchmarks.run import CHILD_TIMEOUT_S, Bench, keep, print_table, scratch, summary
-from benchmarks.run import FULL as ENGINE_PLAN
 
 CONNECTIONS = 64
 BATCH = 100
@@ -326,26 +323,18 @@ def print_idle_polls(found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.server", description="Measure the server.")
-    parser.add_argument(
-        "--quick", action="store_true", help="see that it runs; the figures mean nothing, none are kept"
-    )
+    add_quick(parser)
     quick = parser.parse_args().quick
     plan = QUICK if quick else FULL
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the children's too: a connection is a descriptor
     started = time.monotonic()
     with scratch() as directory:
-        about = {
-            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "commit": commit_of(ROOT),
-            "machine": describe_machine(directory),
-            "plan": msgspec.to_builtins(plan),
-        }
-        print(" ".join(f"{name}={value}" for name, value in about["machine"].items()), flush=True)
-        found = {**about, **run(Bench(directory, ENGINE_PLAN), plan)}
+        about = tell_about(directory, plan)
+        found = {**about, **run(Bench(directory), plan)}
     found["seconds"] = round(time.monotonic() - started)
     if not quick:
-        print(f"\nkept in {keep(found, 'server').relative_to(ROOT)}")
+        keep(found, "server")
     print(f"\n{found['seconds']} s")
     print(msgspec.json.encode(found["headline"]).decode())
 

@@ -20,7 +20,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,12 +30,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks import exporter, history_jobs
-from benchmarks.children import ROOT, Child, python, running
+from benchmarks.bench import Bench, add_quick, keep, print_table, scratch, summary, tell_about
+from benchmarks.children import Child, python, running
 from benchmarks.load import cpu_seconds
-from benchmarks.machine import busy_seconds, commit_of, describe_machine
+from benchmarks.machine import busy_seconds
 from benchmarks.meter import PAYLOAD_BYTES, payloads
-from benchmarks.run import FULL as ENGINE_PLAN
-from benchmarks.run import Bench, keep, print_table, scratch, summary
 from benchmarks.server import Found, Measure, in_turns, ratio, summed
 from benchmarks.static_pages import Recording, record_claims, record_look
 from millpond.spark.formats import FORMAT
@@ -422,9 +420,7 @@ def print_piece(title: str, plan: Plan, found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description="Measure what runs on Spark.")
-    parser.add_argument(
-        "--quick", action="store_true", help="see that it runs; the figures mean nothing, none are kept"
-    )
+    add_quick(parser)
     parser.add_argument("--rows", type=int, help="read or written in a round")
     parser.add_argument("--batch", type=int, help="rows of a micro-batch; it divides --rows")
     parser.add_argument("--rounds", type=int)
@@ -435,18 +431,12 @@ def main() -> None:
     plan = msgspec.structs.replace(QUICK if given.quick else FULL, **changes)
     started = time.monotonic()
     with scratch() as directory:
-        about = {
-            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "commit": commit_of(ROOT),
-            "machine": describe_machine(directory),
-            "plan": msgspec.to_builtins(plan),
-        }
-        print(" ".join(f"{name}={value}" for name, value in about["machine"].items()), flush=True)
+        about = tell_about(directory, plan)
         pieces = [piece for piece in PIECES if piece in given.only and piece not in given.skip]
-        found = {**about, **run(Bench(directory, ENGINE_PLAN), plan, pieces)}
+        found = {**about, **run(Bench(directory), plan, pieces)}
     found["seconds"] = round(time.monotonic() - started)
     if plan == FULL and len(pieces) == len(PIECES):
-        print(f"\nkept in {keep(found, 'spark').relative_to(ROOT)}")
+        keep(found, "spark")
     print(f"\n{found['seconds']} s")
     print(msgspec.json.encode(found["headline"]).decode())
 

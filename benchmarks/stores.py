@@ -17,7 +17,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -27,11 +26,9 @@ from typing import IO, Any
 import msgspec
 import psycopg
 
+from benchmarks.bench import Bench, add_quick, keep, print_table, scratch, summary, tell_about
 from benchmarks.children import ROOT, process, python
 from benchmarks.jobs import PEERS_PYTHON, ran
-from benchmarks.machine import commit_of, describe_machine
-from benchmarks.run import FULL as ENGINE_PLAN
-from benchmarks.run import Bench, keep, print_table, scratch, summary
 from tests.postgres.server import Server
 
 
@@ -117,7 +114,7 @@ class Stage:
     """Where all of it happens: the server, and a directory for the rest."""
 
     def __init__(self, directory: Path, server: Server, plan: Plan) -> None:
-        self.bench = Bench(directory, ENGINE_PLAN)
+        self.bench = Bench(directory)
         self.server = server
         self.plan = plan
 
@@ -443,9 +440,7 @@ def print_held(found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stores", description="Measure stores and rebalances.")
-    parser.add_argument(
-        "--quick", action="store_true", help="see that it runs; the figures mean nothing, none are kept"
-    )
+    add_quick(parser)
     parser.add_argument(
         "--held-seconds", type=float, help=f"how long a snapshot is held, {FULL.held_seconds:g} if not said"
     )
@@ -455,18 +450,12 @@ def main() -> None:
         plan = msgspec.structs.replace(plan, held_seconds=given.held_seconds)
     started = time.monotonic()
     with stage(plan) as here:
-        about = {
-            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "commit": commit_of(ROOT),
-            "machine": describe_machine(here.bench.directory),
-            "postgres": {"version": here.server.ask("SHOW server_version")[0][0], **SETTINGS},
-            "plan": msgspec.to_builtins(plan),
-        }
-        print(" ".join(f"{name}={value}" for name, value in about["machine"].items()), flush=True)
+        about = tell_about(here.bench.directory, plan)
+        about["postgres"] = {"version": here.server.ask("SHOW server_version")[0][0], **SETTINGS}
         found = {**about, **run(here)}
     found["seconds"] = round(time.monotonic() - started)
     if plan == FULL:
-        print(f"\nkept in {keep(found, 'stores').relative_to(ROOT)}")
+        keep(found, "stores")
     print(f"\n{found['seconds']} s")
     print(msgspec.json.encode(found["headline"]).decode())
 
