@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, add_noun
+from millpond.cli.flags import Arguments, Subparsers, add_command, add_noun
 from millpond.cli.output import DONE, WRONG_USAGE, agreed, fail, print_json, print_table, say
-from millpond.cli.pond import add_pond_flags, open_pond
+from millpond.cli.pond import open_pond, runs_on_pond
 from millpond.cli.text import counted, instant
 
 LIST = """\
@@ -24,17 +24,13 @@ def add(subparsers: Subparsers) -> None:
     verbs = add_noun(subparsers, "claim", "list and release the claims of batch readers", LIST, RELEASE)
     verb = add_command(verbs, "list", "list the claims of a queue", LIST)
     verb.add_argument("queue", metavar="QUEUE")
-    verb.set_defaults(run=list_claims)
-    add_pond_flags(verb)
-    add_json(verb)
+    runs_on_pond(verb, list_claims)
     verb = add_command(verbs, "release", "give a claim's items back to their queue", RELEASE)
     verb.add_argument("queue", metavar="QUEUE")
     verb.add_argument("claim", metavar="CLAIM")
     verb.add_argument("--dry-run", action="store_true", help="say what would be released, and change nothing")
     verb.add_argument("--yes", action="store_true", help="do not ask")
-    verb.set_defaults(run=release)
-    add_pond_flags(verb)
-    add_json(verb)
+    runs_on_pond(verb, release)
 
 
 def list_claims(asked: Arguments) -> int:

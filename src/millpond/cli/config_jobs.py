@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli.flags import COMPLETES, Arguments, Subparsers, add_command, add_json, duration, number, whole
+from millpond.cli.flags import COMPLETES, Arguments, Run, Subparsers, add_command, duration, number, whole
 from millpond.cli.output import DONE, print_json, print_table, say
-from millpond.cli.pond import add_pond_flags, data_of, on_pond, server_of
+from millpond.cli.pond import data_of, on_pond, runs_on_pond, server_of
 
 if TYPE_CHECKING:
     from millpond.api import Api
@@ -51,11 +51,9 @@ def _add_key(verb: argparse.ArgumentParser) -> None:
     vars(key)[COMPLETES] = [name.replace("_", "-") for name in KEYS]
 
 
-def _finish(verb: argparse.ArgumentParser, run: Any) -> None:
+def _finish(verb: argparse.ArgumentParser, run: Run) -> None:
     verb.add_argument("--queue", default="jobs", help="of the jobs in this queue (jobs)")
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=run)
+    runs_on_pond(verb, run)
 
 
 def _key(text: str) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.cli import dlq_jobs
 from millpond.cli.dlq_redrive import redrive, redrives, undo
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, add_noun
+from millpond.cli.flags import Arguments, Subparsers, add_command, add_noun
 from millpond.cli.output import DONE, WRONG_USAGE, agreed, fail, print_fields, print_json, print_table, say
-from millpond.cli.pond import add_pond_flags, open_pond
+from millpond.cli.pond import open_pond, runs_on_pond
 from millpond.cli.text import first_line, shown
 
 if TYPE_CHECKING:
@@ -74,24 +74,24 @@ def add(subparsers: Subparsers) -> None:
     verb.add_argument("ids", metavar="ID", nargs="*")
     verb.add_argument("--all", action="store_true", help="in their place: all that are dead")
     _add_queue(verb)
-    _finish(verb, dlq_jobs.retry)
+    runs_on_pond(verb, dlq_jobs.retry)
     _add_redrive(verbs)
 
     verb = add_command(verbs, "redrives", "list the redrives that were made from here", REDRIVES)
-    _finish(verb, redrives)
+    runs_on_pond(verb, redrives)
 
     verb = add_command(verbs, "undo", "let the items of a redrive that still wait die again", UNDO)
     verb.add_argument("redrive", metavar="REDRIVE", help="as in `millpond dlq redrives`")
     _add_rate(verb)
     verb.add_argument("--dry-run", action="store_true", help="say what would become of them, and change nothing")
-    _finish(verb, undo)
+    runs_on_pond(verb, undo)
 
     verb = add_command(verbs, "purge", "remove the dead items of a queue, for good", PURGE)
     verb.add_argument("queue", metavar="QUEUE", nargs="?", help="(jobs)")
     _add_queue(verb)
     verb.add_argument("--dry-run", action="store_true", help="say how many, and remove nothing")
     verb.add_argument("--yes", action="store_true", help="do not ask")
-    _finish(verb, purge)
+    runs_on_pond(verb, purge)
 
 
 def _add_looks(verbs: Subparsers) -> None:
@@ -100,13 +100,13 @@ def _add_looks(verbs: Subparsers) -> None:
     verb.add_argument("--queues", action="store_true", help="in their place: the queues that have dead items")
     _add_queue(verb)
     verb.add_argument("--limit", type=int, help=f"so many at most, the oldest ({LIST_LIMIT}; with --json all jobs)")
-    _finish(verb, list_dead)
+    runs_on_pond(verb, list_dead)
 
     verb = add_command(verbs, "show", "show a dead job, or a dead item with its payload", SHOW)
     verb.add_argument("queue", metavar="QUEUE", nargs="?", help="an item of this queue; a job without")
     verb.add_argument("id", metavar="ID")
     _add_queue(verb)
-    _finish(verb, show)
+    runs_on_pond(verb, show)
 
 
 def _add_redrive(verbs: Subparsers) -> None:
@@ -120,7 +120,7 @@ def _add_redrive(verbs: Subparsers) -> None:
     verb.add_argument("--error-contains", dest="error", metavar="TEXT", help="those whose last error has this text")
     _add_rate(verb)
     verb.add_argument("--dry-run", action="store_true", help="show how many and of what they died, and move nothing")
-    _finish(verb, redrive)
+    runs_on_pond(verb, redrive)
 
 
 def _add_queue(verb: Any) -> None:
@@ -129,12 +129,6 @@ def _add_queue(verb: Any) -> None:
 
 def _add_rate(verb: Any) -> None:
     verb.add_argument("--rate", metavar="N/s", help="items a second (or /m, /h); as fast as it goes without")
-
-
-def _finish(verb: Any, run: Any) -> None:
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=run)
 
 
 # ---- looking ------------------------------------------------------------------------------------------------------

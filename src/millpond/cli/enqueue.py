@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, duration, moment, number, whole
+from millpond.cli.flags import Arguments, Subparsers, add_command, duration, moment, number, whole
 from millpond.cli.output import DONE, print_json, say
-from millpond.cli.pond import add_pond_flags, on_pond
+from millpond.cli.pond import on_pond, runs_on_pond
 
 if TYPE_CHECKING:
     from millpond.api import Api
@@ -63,9 +63,7 @@ def add(subparsers: Subparsers) -> None:
     )
     verb.add_argument("--if-dead", choices=("cancel", "hold"), help="what if one of those dies (cancel)")
     verb.add_argument("--correlation-id", metavar="ID", help="follows the job wherever it goes")
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=enqueue)
+    runs_on_pond(verb, enqueue)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from millpond.config.load import Loaded, load
 
 Subparsers = Any  # argparse does not name this type
 Arguments = argparse.Namespace
+Run = Callable[[Arguments], int]  # what a verb does; returns the exit code
 COMPLETES = "completes"  # of an argument without choices: words that a shell may offer for it
 NEGATIVE = re.compile(r"-\.?\d.*")  # a value, such as -5m, and no flag: then it can be told what is wrong with it
 

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, duration, moment, whole
+from millpond.cli.flags import Arguments, Subparsers, add_command, duration, moment, whole
 from millpond.cli.output import DONE, code_of_results, print_json, say
-from millpond.cli.pond import add_pond_flags, open_pond
+from millpond.cli.pond import open_pond, runs_on_pond
 from millpond.cli.text import instant, short
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _add_complete(subparsers: Subparsers) -> None:
     verb = add_command(subparsers, "complete", "say that leased items are done", COMPLETE)
     _add_leases(verb)
     verb.add_argument("--result", type=_json, metavar="JSON", help="what came out of it, of one lease")
-    _finish(verb, complete)
+    runs_on_pond(verb, complete)
 
 
 def _add_retry(subparsers: Subparsers) -> None:
@@ -71,14 +71,14 @@ def _add_retry(subparsers: Subparsers) -> None:
     verb.add_argument("--at", type=moment, dest="retry_at", metavar="INSTANT", help="not again before this instant")
     verb.add_argument("--defer", action="store_true", help="it did not fail: the attempt does not count")
     verb.add_argument("--dead", action="store_true", help="no further attempt")
-    _finish(verb, retry)
+    runs_on_pond(verb, retry)
 
 
 def _add_extend(subparsers: Subparsers) -> None:
     verb = add_command(subparsers, "extend", "work longer on leased items", EXTEND)
     _add_leases(verb)
     verb.add_argument("--lease-timeout", type=duration, metavar="TIME", help="from now; as the queue has it without")
-    _finish(verb, extend)
+    runs_on_pond(verb, extend)
 
 
 def _add_state(subparsers: Subparsers) -> None:
@@ -86,17 +86,11 @@ def _add_state(subparsers: Subparsers) -> None:
     verb.add_argument("lease", metavar="LEASE", nargs="?", help=f"{LEASE_VARIABLE} without")
     verb.add_argument("document", metavar="JSON", help="- reads it from stdin")
     verb.add_argument("--version", type=whole(0), metavar="N", help=f"the one it replaces ({VERSION_VARIABLE}, or 0)")
-    _finish(verb, state)
+    runs_on_pond(verb, state)
 
 
 def _add_leases(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("leases", metavar="LEASE", nargs="*", help=f"{LEASE_VARIABLE} without; - reads them from stdin")
-
-
-def _finish(verb: argparse.ArgumentParser, run: Any) -> None:
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=run)
 
 
 def _json(text: str) -> Any:

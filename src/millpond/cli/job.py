@@ -6,9 +6,9 @@ import argparse
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, add_noun, duration, whole
+from millpond.cli.flags import Arguments, Run, Subparsers, add_command, add_noun, duration, whole
 from millpond.cli.output import DONE, FAILED, fail, print_fields, print_json, print_table, say
-from millpond.cli.pond import add_pond_flags, on_pond
+from millpond.cli.pond import on_pond, runs_on_pond
 from millpond.cli.text import first_line, instant, progress_text, span
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def add(subparsers: Subparsers) -> None:
     _verb(verbs, "release", "let a job that waits run as soon as a worker is free", RELEASE, release)
 
 
-def _verb(verbs: Subparsers, name: str, summary: str, examples: str, run: Any) -> argparse.ArgumentParser:
+def _verb(verbs: Subparsers, name: str, summary: str, examples: str, run: Run) -> argparse.ArgumentParser:
     verb = add_command(verbs, name, summary, examples)
     verb.add_argument("id", metavar="ID", help="or QUEUE/ID")
     _finish(verb, run)
@@ -98,11 +98,9 @@ def _add_cancel(verb: argparse.ArgumentParser) -> None:
     _finish(verb, _cancel)
 
 
-def _finish(verb: argparse.ArgumentParser, run: Any) -> None:
+def _finish(verb: argparse.ArgumentParser, run: Run) -> None:
     verb.add_argument("--queue", help="where it is; all are looked at without")
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=run)
+    runs_on_pond(verb, run)
 
 
 def _logs(asked: Arguments) -> int:

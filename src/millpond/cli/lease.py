@@ -7,9 +7,9 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, duration, whole
+from millpond.cli.flags import Arguments, Subparsers, add_command, duration, whole
 from millpond.cli.output import DONE, NOT_FOUND, print_json, print_table, say
-from millpond.cli.pond import add_pond_flags, open_pond
+from millpond.cli.pond import open_pond, runs_on_pond
 from millpond.cli.text import first_line, instant, payload_text, shown
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ def add(subparsers: Subparsers) -> None:
     verb.add_argument("--client-id", default="", metavar="NAME", help="who it is, for lists and the history")
     verb.add_argument("--export", action="store_true", help="print variables for `eval`, of one item")
     verb.add_argument("--payload-file", metavar="FILE", help="write the payload there, of one item")
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=lease)
+    runs_on_pond(verb, lease)
 
 
 def lease(asked: Arguments) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, whole
+from millpond.cli.flags import Arguments, Subparsers, add_command, whole
 from millpond.cli.output import DONE, print_json, print_table, say
-from millpond.cli.pond import add_pond_flags, on_pond
+from millpond.cli.pond import on_pond, runs_on_pond
 from millpond.cli.text import first_line, instant
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def add(subparsers: Subparsers) -> None:
     verb.add_argument("--state", choices=STATES, help="all without")
     verb.add_argument("--queue", help="only those in this queue")
     verb.add_argument("--limit", type=whole(1), metavar="N", help=f"so many at most ({LIMIT:,}; with --json all)")
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=list_all)
+    runs_on_pond(verb, list_all)
 
 
 def list_all(asked: Arguments) -> int:

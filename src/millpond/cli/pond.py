@@ -1,6 +1,6 @@
 """What a command works on: the pond in a data directory, whoever owns it, or a server.
 
-    add_pond_flags(parser)
+    runs_on_pond(verb, run)
     with open_pond(asked) as pond:                  # blocking
     return on_pond(asked, work)                     # work(pond) is a coroutine
 
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millpond.cli.flags import Arguments, add_config_flags, load_or_exit
+from millpond.cli.flags import Arguments, Run, add_config_flags, add_json, load_or_exit
 from millpond.cli.output import say
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ ANSWER_S = 10.0  # a person waits for the command: a server that is away is told
 def add_pond_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="URL", help=f"work on a server ({SERVER_VARIABLE}, {TOKEN_VARIABLE})")
     add_config_flags(parser, ["data"])
+
+
+def runs_on_pond(verb: argparse.ArgumentParser, run: Run) -> None:
+    """What most verbs end with: flags that name the pond, `--json`, and what is then done."""
+    add_pond_flags(verb)
+    add_json(verb)
+    verb.set_defaults(run=run)
 
 
 def server_of(asked: Arguments, environment: Mapping[str, str] = os.environ) -> str | None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, duration, moment, whole
+from millpond.cli.flags import Arguments, Subparsers, add_command, duration, moment, whole
 from millpond.cli.output import DONE, print_json, say
-from millpond.cli.pond import add_pond_flags, open_pond
+from millpond.cli.pond import open_pond, runs_on_pond
 from millpond.cli.progress import Progress
 from millpond.cli.text import counted
 
@@ -67,9 +67,7 @@ def add(subparsers: Subparsers) -> None:
     verb.add_argument("--expire-timeout", type=duration, metavar="TIME", help="as the queue has it without")
     verb.add_argument("--correlation-id", metavar="ID", help="follows the item wherever it goes")
     verb.add_argument("--on-conflict", choices=("ignore", "reject", "replace"), default="ignore", help="(ignore)")
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=produce)
+    runs_on_pond(verb, produce)
 
 
 def produce(asked: Arguments) -> int:

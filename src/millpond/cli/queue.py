@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millpond.cli import queue_audit, queue_rebalance, queue_settings
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, add_noun, whole
+from millpond.cli.flags import Arguments, Run, Subparsers, add_command, add_noun, whole
 from millpond.cli.output import DONE, WRONG_USAGE, agreed, fail, print_fields, print_json, print_table, say
-from millpond.cli.pond import add_pond_flags, open_pond
+from millpond.cli.pond import open_pond, runs_on_pond
 from millpond.cli.text import counted, instant, span
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def add(subparsers: Subparsers) -> None:
     verb = add_command(verbs, "list", "list the queues", LIST)
     verb.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="those whose names begin so; all without")
     verb.add_argument("--all", action="store_true", help=f"also millpond's own, {OWN}…")
-    _finish(verb, list_queues)
+    runs_on_pond(verb, list_queues)
     _verb(verbs, "info", "show a queue's settings", INFO, info)
     verb = _verb(verbs, "update", "change a queue's settings", UPDATE, update)
     queue_settings.add_update(verb)
@@ -96,20 +96,14 @@ def add(subparsers: Subparsers) -> None:
         verbs, "rebalance", "change how many partitions a queue has, and in which stores", queue_rebalance.EXAMPLES
     )
     queue_rebalance.add(verb)
-    _finish(verb, queue_rebalance.rebalance)
+    runs_on_pond(verb, queue_rebalance.rebalance)
 
 
-def _verb(verbs: Subparsers, name: str, summary: str, examples: str, run: Any) -> argparse.ArgumentParser:
+def _verb(verbs: Subparsers, name: str, summary: str, examples: str, run: Run) -> argparse.ArgumentParser:
     verb = add_command(verbs, name, summary, examples)
     verb.add_argument("queue", metavar="QUEUE")
-    _finish(verb, run)
+    runs_on_pond(verb, run)
     return verb
-
-
-def _finish(verb: argparse.ArgumentParser, run: Any) -> None:
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=run)
 
 
 # ---- the queue itself ---------------------------------------------------------------------------------------------

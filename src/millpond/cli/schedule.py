@@ -6,9 +6,9 @@ import argparse
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, add_noun, duration, moment, whole
+from millpond.cli.flags import Arguments, Run, Subparsers, add_command, add_noun, duration, moment, whole
 from millpond.cli.output import DONE, print_json, print_table, say
-from millpond.cli.pond import add_pond_flags, on_pond
+from millpond.cli.pond import on_pond, runs_on_pond
 from millpond.cli.text import first_line, instant
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def add(subparsers: Subparsers) -> None:
     summary = "jobs by the clock: cron lines and intervals"
     verbs = add_noun(subparsers, "schedule", summary, ADD, LIST, REMOVE, PAUSE, RESUME)
     _add_add(add_command(verbs, "add", "enqueue a job by a cron line or an interval", ADD))
-    _finish(add_command(verbs, "list", "list the schedules", LIST), list_all)
+    runs_on_pond(add_command(verbs, "list", "list the schedules", LIST), list_all)
     verb = _named(verbs, "remove", "end a schedule", REMOVE, remove)
     verb.add_argument("--dry-run", action="store_true", help="say what would be removed, and change nothing")
     _named(verbs, "pause", "let a schedule rest", PAUSE, pause)
@@ -69,20 +69,14 @@ def _add_add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--timeout", type=duration, metavar="TIME", help="an execution that takes longer has failed")
     verb.add_argument("--max-retries", type=whole(0), metavar="N", help="executions in all; 0 is one (of the config)")
     verb.add_argument("--replace", action="store_true", help="a schedule of this name makes way")
-    _finish(verb, add_schedule)
+    runs_on_pond(verb, add_schedule)
 
 
-def _named(verbs: Subparsers, name: str, summary: str, examples: str, run: Any) -> argparse.ArgumentParser:
+def _named(verbs: Subparsers, name: str, summary: str, examples: str, run: Run) -> argparse.ArgumentParser:
     verb = add_command(verbs, name, summary, examples)
     verb.add_argument("name", metavar="NAME")
-    _finish(verb, run)
+    runs_on_pond(verb, run)
     return verb
-
-
-def _finish(verb: argparse.ArgumentParser, run: Any) -> None:
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=run)
 
 
 # ---- the verbs ----------------------------------------------------------------------------------------------------

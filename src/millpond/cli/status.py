@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json
+from millpond.cli.flags import Arguments, Subparsers, add_command
 from millpond.cli.output import DONE, print_json, print_table
-from millpond.cli.pond import add_pond_flags, on_pond
+from millpond.cli.pond import on_pond, runs_on_pond
 from millpond.cli.text import counted, span
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ Active ones are alive, also while they drain; `lost` is one that was killed.
 def add(subparsers: Subparsers) -> None:
     verb = add_command(subparsers, "status", "how many jobs there are, and who works on them", EXAMPLES)
     verb.add_argument("--queue", help="only the jobs in this queue")
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=status)
+    runs_on_pond(verb, status)
 
 
 def status(asked: Arguments) -> int:

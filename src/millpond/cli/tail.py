@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli.flags import Arguments, Subparsers, add_command, add_json, whole
+from millpond.cli.flags import Arguments, Subparsers, add_command, whole
 from millpond.cli.output import DONE, print_json, print_json_line, say
-from millpond.cli.pond import add_pond_flags, on_pond
+from millpond.cli.pond import on_pond, runs_on_pond
 from millpond.cli.text import one_line, payload_text, short
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def add(subparsers: Subparsers) -> None:
     verb.add_argument("--once", action="store_true", help="end after those")
     verb.add_argument("--id", help="only of this item")
     verb.add_argument("--payload", action="store_true", help="show what new items carry")
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=tail)
+    runs_on_pond(verb, tail)
 
 
 def tail(asked: Arguments) -> int:

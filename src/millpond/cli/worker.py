@@ -11,13 +11,12 @@ from millpond.cli.flags import (
     Subparsers,
     add_command,
     add_config_flags,
-    add_json,
     add_noun,
     duration,
     whole,
 )
 from millpond.cli.output import DONE, print_json, print_table, say
-from millpond.cli.pond import add_pond_flags, on_pond
+from millpond.cli.pond import on_pond, runs_on_pond
 from millpond.cli.text import span
 
 SLOTS_MAX = 10_000  # of one worker: each command is a process, each thread has a stack
@@ -53,9 +52,7 @@ def add(subparsers: Subparsers) -> None:
     _add_start(add_command(verbs, "start", "run jobs, in the foreground, until signalled", START))
     _add_stop(add_command(verbs, "stop", "let workers finish what they run, and end", STOP))
     verb = add_command(verbs, "list", "list the workers that are alive", LIST)
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=list_all)
+    runs_on_pond(verb, list_all)
 
 
 def _add_start(verb: argparse.ArgumentParser) -> None:
@@ -87,9 +84,7 @@ def _add_stop(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--force", action="store_true", help="end their jobs, which go back to their queue")
     verb.add_argument("--no-wait", action="store_true", help="do not wait until they are gone")
     verb.add_argument("--timeout", type=duration, metavar="TIME", help="wait so long at most; it is a failure then")
-    add_pond_flags(verb)
-    add_json(verb)
-    verb.set_defaults(run=_stop)
+    runs_on_pond(verb, _stop)
 
 
 def _weighted(text: str) -> tuple[str, float]:
