@@ -27,7 +27,7 @@ def _carrying(partition: Partition, state: str, runs: Sequence[int]) -> None:
     if not partition.draining:
         partition.broken("items leave a partition that is not to be removed")
     for number in numbers_of(runs):
-        item = partition._item(number)
+        item = partition.item(number)
         letter = partition.has_letters and state == READY  # where they are, nobody consumes the others either
         if item.state != state or item.moving_to is not None or item.carried or not (state in CARRIED or letter):
             partition.broken(f"{item} is carried to another partition as {state}")
