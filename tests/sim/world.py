@@ -13,38 +13,29 @@ import traceback
 from collections import deque
 from functools import partial
 from random import Random
-from types import ModuleType
 
 from msgspec.structs import replace
 
 from millpond.clock import ManualClock
 from millpond.model import Backoff, PartitionDefinition, QueueDefinition, QueueSettings, Rebalancing
-from millpond.queue import claims as claims_module
-from millpond.queue import decisions as decisions_module
-from millpond.queue import draining as draining_module
-from millpond.queue import lane as lane_module
-from millpond.queue import leases as leases_module
-from millpond.queue import operations as operations_module
-from millpond.queue import settling as settling_module
-from millpond.queue import stages as stages_module
-from millpond.queue import transfer as transfer_module
 from millpond.queue.bodies import BODY_BYTES_MAX, Bodies, Budget
 from millpond.queue.lane import PROBE_MS, Job, Lane, LoadJob, Status, meta_lane
 from millpond.queue.logical import LogicalQueue
-from millpond.queue.requests import Arrive, Forget, GetItem, Lease, Produce, Request, Tokens
+from millpond.queue.requests import Arrive, Forget, Lease, Request
 from millpond.store.base import META_PARTITION, Turn
 from millpond.store.memory import MemoryStores
 from tests.sim import asks, faults
 from tests.sim.asks import Ask
+from tests.sim.bounds import Bounds
 from tests.sim.consumers import Consumers
 from tests.sim.faults import FaultyStore, Pairs
 from tests.sim.model import Model
-from tests.sim.nouns import CANCELLED, COMPLETED, DEAD, GONE, Violation
+from tests.sim.nouns import CANCELLED, COMPLETED, DEAD, Violation
 from tests.sim.replies import judge
+from tests.sim.rest import check_rest
 from tests.sim.rules import Partition
 
 TICKS_MAX = 200  # at one instant: more is a loop that would burn a core
-SINGLY = 100  # fewer at a time than that, a partition takes many ticks to drain
 DRAIN_ROUNDS = 3_000  # after the faults; far more than the slowest backoff needs
 START = 1_700_000_000_000
 NEVER = 1 << 62
@@ -90,7 +81,7 @@ class World:
         self.round = 0
         self.pairs = Pairs()
         self.clock = ManualClock(START)
-        self.bounds = self._choose_bounds()
+        self.bounds = Bounds(self.rng, self.dice)
         self.body_bytes = self.rng.choice((0, 300, BODY_BYTES_MAX))
         self.definitions = {"q": self._definition("q", dead_queue="d"), "d": self._definition("d", dead_queue=None)}
         self.model = Model(self.definitions.values())
@@ -98,11 +89,10 @@ class World:
         self.stores: dict[tuple[str, int], FaultyStore] = {}
         for name, one in self.definitions.items():
             queue = self.model.queues[name]
-            queue.stage_timeout = self.bounds[settling_module, "STAGE_TIMEOUT_MS"]
-            queue.decisions.memory = self.bounds[decisions_module, "CLAIM_MEMORY_MS"]
+            queue.stage_timeout = self.bounds.stage_timeout
+            queue.decisions.memory = self.bounds.claim_memory
             for index in (*(part.partition for part in one.partitions), META_PARTITION):
-                inner = self.memory.open(one.incarnation, index, "full")
-                self.stores[name, index] = FaultyStore(inner, partial(self._committed, name, index))
+                self._open_store(name, index)
         self.consumers = {name: Consumers(name, self.model, self.rng) for name in self.definitions}
         self.lives: dict[str, Live] = {}
         self.pendings: list[Pending] = []
@@ -120,26 +110,6 @@ class World:
         self._open_all()
 
     # ---- what a world is made of --------------------------------------------------------------------------
-
-    def _choose_bounds(self) -> dict[tuple[ModuleType, str], int]:
-        """Bounds of the engine, made so small that a short run meets them."""
-        rng = self.rng
-        return {
-            (lane_module, "SNAPSHOT_ROWS"): rng.choice((1, 7, 40, 20_000)),
-            (lane_module, "CHUNK_ITEMS_MAX"): rng.choice((2, 4, 1_000)),
-            (lane_module, "TRIM_INTERVAL_MS"): rng.choice((1_000, 60_000)),
-            (operations_module, "SCAN_BATCH"): rng.choice((2, 5, 500)),
-            (transfer_module, "TRANSFER_BATCH"): rng.choice((1, 3, 500)),
-            (leases_module, "SPAN_MIN"): rng.choice((1, 2, 3)),
-            (claims_module, "CHUNKS_MIN"): rng.choice((1, 2, 8)),
-            (claims_module, "CLAIM_PAGE_BYTES"): rng.choice((20, 8 << 20)),
-            (stages_module, "TURN_BYTES_MAX"): rng.choice((60, 16 << 20)),
-            (settling_module, "PUBLISH_NAMED_MAX"): rng.choice((1, 20_000)),
-            (settling_module, "STAGE_TIMEOUT_MS"): rng.choice((4_000, 60_000, 86_400_000)),
-            (decisions_module, "CLAIM_MEMORY_MS"): rng.choice((30_000, 7 * 86_400_000)),
-            (draining_module, "CARRY_BATCH"): self.dice.choice((1, 3, 200)),
-            (draining_module, "NAMES_BATCH"): self.dice.choice((1, 3, 5_000)),
-        }
 
     def _definition(self, name: str, dead_queue: str | None) -> QueueDefinition:
         rng = self.rng
@@ -169,6 +139,10 @@ class World:
     def _backoff(self) -> Backoff:
         rng = self.rng
         return Backoff(base=rng.choice((1.0, 2.0)), cap_ms=rng.choice((0, 3_000, 8_000)), jitter=rng.choice((0.0, 0.3)))
+
+    def _open_store(self, name: str, index: int) -> None:
+        inner = self.memory.open(self.definitions[name].incarnation, index, "full")
+        self.stores[name, index] = FaultyStore(inner, partial(self._committed, name, index))
 
     def _open_all(self) -> None:
         self.budget = Budget(self.body_bytes)
@@ -205,18 +179,15 @@ class World:
 
     def run(self) -> None:
         """Raises Violation."""
-        usual = {(module, name): getattr(module, name) for module, name in self.bounds}
         try:
-            _set_bounds(self.bounds)
-            while self.ops < self.ops_max:
-                self._round()
-            self._drain()
+            with self.bounds.in_force():
+                while self.ops < self.ops_max:
+                    self._round()
+                self._drain()
         except Violation:
             raise
         except Exception as error:
             raise Violation("".join(traceback.format_exception(error))) from error
-        finally:
-            _set_bounds(usual)
 
     def _round(self) -> None:
         rng = self.rng
@@ -361,9 +332,7 @@ class World:
         queue = self.model.queues[name]
         for part in new:
             queue.partitions[part.partition] = Partition(queue, part.partition)
-            inner = self.memory.open(one.incarnation, part.partition, "full")
-            place = (name, part.partition)
-            self.stores[place] = FaultyStore(inner, partial(self._committed, *place))
+            self._open_store(name, part.partition)
         self._reconfigure(name, replace(one, partitions=(*places, *new), rebalance=status))
         lanes = [Lane(part, self.stores[name, part.partition], Bodies(self.budget)) for part in new]
         live.queue.add(lanes)
@@ -387,12 +356,9 @@ class World:
         old = queue.partitions[index]
         if old.items or old.leaving or old.holds or old.staged:
             raise Violation(f"{name}/{index} is removed with {list(old.items.values())[:5]}")
-        place, one = (name, index), self.definitions[name]
-        self.memory.destroy(one.incarnation, [index])
+        self.memory.destroy(self.definitions[name].incarnation, [index])
         queue.partitions[index] = Partition(queue, index)
-        self.stores[place] = FaultyStore(
-            self.memory.open(one.incarnation, index, "full"), partial(self._committed, *place)
-        )
+        self._open_store(name, index)
 
     def _forget_partition(self, name: str, index: int) -> None:
         one = self.definitions[name]
@@ -554,7 +520,9 @@ class World:
     def _settle_round(self) -> None:
         """Do all that this round has time for; slower jobs and letters wait for a later one."""
         self.round += 1
-        for _ in range(self._ticks_max()):
+        # a partition that drains may have to carry its items, or entrust its names, one at a time
+        ticks_max = TICKS_MAX * 10 if self.rebalances and self.bounds.singly else TICKS_MAX
+        for _ in range(ticks_max):
             moved = self._deliver()
             for live in list(self.lives.values()):
                 moved = self._tick(live) or moved
@@ -565,16 +533,6 @@ class World:
                     self._check_rest(live)
                 return
         raise Violation("the queue never comes to rest at one instant")
-
-    def _ticks_max(self) -> int:
-        """A partition that drains may have to carry its items, or entrust its names, one at a time."""
-        singly = (
-            (draining_module, "CARRY_BATCH"),
-            (draining_module, "NAMES_BATCH"),
-            (transfer_module, "TRANSFER_BATCH"),
-        )
-        few = any(self.bounds[bound] < SINGLY for bound in singly)
-        return TICKS_MAX * 10 if self.rebalances and few else TICKS_MAX
 
     def _tick(self, live: Live) -> bool:
         now = self.clock.now()
@@ -591,53 +549,8 @@ class World:
         return True
 
     def _check_rest(self, live: Live) -> None:
-        """Nothing due is left in a lane that could do it, and nobody sleeps beside a leasable item."""
-        now = self.clock.now()
-        if live.closing or live.dirty:
-            return
-        partitions = self.model.queues[live.name].partitions
-        asleep = None
-        if not live.queue.state.definition.paused:
-            asleep = next((a for a in live.leases.values() if not a.gone and not a.request.parts), None)  # type: ignore[attr-defined]  # fmt: skip
-        for index, lane in live.queue.state.lanes.items():
-            if lane.free:
-                partitions[index].overdue(now)
-                if asleep is not None and partitions[index].ready_count():
-                    raise Violation(f"{asleep} waits beside {partitions[index].ready_count()} items of {live.name}")
-        self._check_readers(live, now)
-        self._check_watches(live, now)
-        quiet = live.wake is None or live.wake > now
-        if quiet and not any(pending.live is live for pending in self.pendings):
-            lanes = live.queue.state.everyone
-            if all(lane.free and not lane.partition.carried for lane in lanes):  # a name on its way holds up a publish
-                for left in self.model.queues[live.name].decisions.left():
-                    raise Violation(f"{live.name} is at rest, but {left}")
-            for request, ask in live.flying.items():
-                if isinstance(request, Lease) and request.until <= now and not request.parts:
-                    raise Violation(f"{live.name}, {ask} was to be answered at {request.until}; it is {now}")
-                if request.deadline < now and isinstance(request, Produce | Tokens):  # others wait anew at each step
-                    raise Violation(f"{live.name}, {ask} was to be answered at {request.deadline}; it is {now}")
-
-    def _check_readers(self, live: Live, now: int) -> None:
-        """Nobody waits to claim what is there, or beyond the time."""
-        state = live.queue.state
-        for reader in state.readers:
-            if reader.until <= now:
-                raise Violation(f"{live.name}, {live.flying[reader.request]} was to be answered at {reader.until}")
-            for lane in state.lanes.values():
-                if lane.free and lane.partition.ready.count and not state.definition.paused:
-                    raise Violation(f"{live.name}, {live.flying[reader.request]} waits beside items in {lane.index}")
-
-    def _check_watches(self, live: Live, now: int) -> None:
-        """Nobody waits for an item that has ended, or beyond the time."""
-        waiting = [ask for ask in live.flying.values() if isinstance(ask.request, GetItem) and ask.request.watch]
-        for ask in waiting:
-            if ask.request.until <= now:  # type: ignore[attr-defined]
-                raise Violation(f"{live.name}, {ask} was to be answered at {ask.request.until}; it is {now}")  # type: ignore[attr-defined]
-            last = self.model.queues[live.name].by_id[ask.ids[0]][-1]
-            lane = live.queue.state.lanes.get(last.partition.index)
-            if (lane is None or lane.free) and last.state in (GONE, DEAD, COMPLETED, CANCELLED):
-                raise Violation(f"{live.name}, {ask} waits for {last}, which has ended")
+        busy = any(pending.live is live for pending in self.pendings)
+        check_rest(live, self.model.queues[live.name], self.clock.now(), busy)
 
     def _collect(self, live: Live) -> None:
         """Take the jobs and letters that the queue has left for its owner."""
@@ -831,8 +744,3 @@ class World:
             empty = [first for first, end in chunks if not any(number in items for number in range(first, end))]
             if empty:
                 raise Violation(f"{name}/{index}: chunks without an item: {empty}")
-
-
-def _set_bounds(bounds: dict[tuple[ModuleType, str], int]) -> None:
-    for (module, name), bound in bounds.items():
-        setattr(module, name, bound)
