@@ -51,11 +51,6 @@ def staged(pond: SteppedPond) -> None:
     pond.stage("left out", b"x")
 
 
-def judged(pond: SteppedPond) -> None:
-    spread(pond)
-    pond.claim()
-
-
 CHUNKS = ("c0", "c1", "c2")
 OPEN = {"claimed": ITEMS}
 NAMED = {"ready": ITEMS + 2}  # of the items with one of two keys, two are new

@@ -13,7 +13,6 @@ from millpond.model import Health
 from tests.http.served import Reply, Served, post, read_reply, serve
 
 JSON = "Content-Type: application/json"
-MSGPACK = "Content-Type: application/msgpack"
 DEEP = b"[" * 200_000 + b"]" * 200_000
 
 

@@ -439,13 +439,6 @@ def test_nothing_is_left_behind_after_a_failed_open(tmp_path: Path) -> None:
 
 # ---- one owner --------------------------------------------------------------------------------------------
 
-HOLD = """
-import sys, millpond
-with millpond.open(sys.argv[1]) as pond:
-    print("open", flush=True)
-    sys.stdin.read()
-"""
-
 
 def test_a_pond_that_was_never_opened_owns_nothing(tmp_path: Path) -> None:
     idle = millpond.open_async(tmp_path / "data")

@@ -38,7 +38,6 @@ from tests.sim.rules import Partition
 TICKS_MAX = 200  # at one instant: more is a loop that would burn a core
 DRAIN_ROUNDS = 3_000  # after the faults; far more than the slowest backoff needs
 START = 1_700_000_000_000
-NEVER = 1 << 62
 
 
 class Live:

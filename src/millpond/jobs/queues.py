@@ -74,12 +74,6 @@ async def ensure_queue(api: Api, name: str = JOBS_QUEUE) -> QueueInfo | None:
         raise NotFound(f"there is no queue {name!r}, and this token may not create it; ask an admin to") from None
 
 
-async def ensure_system_queues(api: Api) -> None:
-    """What a worker needs beside the queues of its jobs."""
-    for name in SYSTEM_QUEUES:
-        await ensure_queue(api, name)
-
-
 async def job_queues(api: Api) -> list[QueueInfo]:
     """All queues but our own, those first that were made for jobs."""
     found: list[QueueInfo] = []

@@ -21,7 +21,6 @@ from millpond.worker.executors import Outcome, Running
 from millpond.worker.reports import retry_of
 
 LEASE_TIMEOUT: Final = "3600d"  # a test's clock stands still while a task runs, unless the task itself moves it
-ENDED: Final = (State.COMPLETED, State.DEAD, State.CANCELLED)
 
 
 class Parked(Exception):

@@ -16,15 +16,6 @@ from millpond.errors import InvalidRequest, MillpondError
 from millpond.spark import lake as lakes
 from millpond.spark.jobs import attempts, consumers, dead, items, metrics, signatures
 
-VIEWS = {
-    "events": "every transition of every item",
-    "items": "every item as its last transition left it",
-    "attempts": "every attempt that is over, with who made it",
-    "dead": "what is dead, also as letters in dead queues",
-    "metrics": "the figures of each queue by window",
-    "failures": "errors by signature",
-    "consumers": "who is slow, who does not finish what it takes",
-}
 LINE_MAX = 500  # of an explanation: Spark names every column that there is
 
 _ASKERS_OWN = ("42", "22", "21", "0A")  # SQLSTATEs: syntax or names, data, cardinality, not supported
@@ -36,13 +27,13 @@ def make_views(spark: SparkSession, lake: str | Path, window_ms: int, lying: Dat
     events = lakes.events(spark, lake)
     known = items.items(events)
     tables: dict[str, DataFrame] = {
-        "events": events,
-        "items": known.drop("seen_at"),
-        "attempts": attempts.attempts(events),
-        "dead": dead.dead(known) if lying is None else lying,
-        "metrics": metrics.metrics(events, window_ms),
-        "failures": signatures.signatures(events),
-        "consumers": consumers.consumers(events, window_ms),
+        "events": events,  # every transition of every item
+        "items": known.drop("seen_at"),  # every item as its last transition left it
+        "attempts": attempts.attempts(events),  # every attempt that is over, with who made it
+        "dead": dead.dead(known) if lying is None else lying,  # what is dead, also as letters in dead queues
+        "metrics": metrics.metrics(events, window_ms),  # the figures of each queue by window
+        "failures": signatures.signatures(events),  # errors by signature
+        "consumers": consumers.consumers(events, window_ms),  # who is slow, who does not finish what it takes
     }
     for name, table in tables.items():
         table.createOrReplaceTempView(name)
