@@ -7,7 +7,7 @@ import pytest
 
 from millpond.model import QueueDefinition
 from millpond.store.base import Registry, Store, Stores
-from tests.conformance.engine import FaultyStores, SteppedPond
+from tests.conformance.engine import FaultyStores, SteppedPond, spread
 from tests.conformance.stores import Backend, parameters
 from tests.drive import definition
 
@@ -65,3 +65,11 @@ def make_pond(stores: Stores) -> Iterator[MakePond]:
 def pond(make_pond: MakePond) -> SteppedPond:
     """One queue of one partition."""
     return make_pond()
+
+
+@pytest.fixture
+def three(make_pond: MakePond) -> SteppedPond:
+    """Three partitions with two items each, `0` to `5` in the order of production."""
+    pond = make_pond(definition(partitions=3))
+    spread(pond, 6)
+    return pond

@@ -251,6 +251,20 @@ class SteppedPond(Pond):
         assert self.retry(item, queue, dead=True, error=error).ok
 
 
+def spread(pond: SteppedPond, count: int, start: int = 0) -> None:
+    """One request an item, so that they go round the partitions."""
+    for payload in numbered(count, start):
+        pond.produce(payload)
+
+
+def verdict_dead(item_id: str, error: str | None = None) -> JudgeItem:
+    return JudgeItem(item_id, True, None, error)
+
+
+def verdict_retry(item_id: str, delay: int | None = None, error: str | None = None) -> JudgeItem:
+    return JudgeItem(item_id, False, delay, error)
+
+
 def payloads(items: Sequence[LeasedItem | Item]) -> list[bytes]:
     return [item.payload for item in items]
 

@@ -20,6 +20,7 @@ SECOND = 1_000
 
 @pytest.fixture
 def three(make_pond: MakePond) -> SteppedPond:
+    """Three partitions, empty."""
     return make_pond(definition(partitions=3))
 
 
