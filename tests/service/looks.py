@@ -1,14 +1,34 @@
-"""What tests look at from outside: the whole of a pond, who waits, what a process holds."""
+"""What tests look at from outside: the operations, a queue's settings, the whole of a pond, what a process holds."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millpond import AsyncPond, Pond
+from millpond.api import Api
+from millpond.model import QueueInfo
+
+OPERATIONS = [name for name, member in vars(Api).items() if inspect.iscoroutinefunction(member)]
+DEFAULTS: dict[str, Any] = {
+    "lease_timeout": 30.0,
+    "expire_timeout": 14 * 86_400.0,
+    "max_attempts": 5,
+    "dead_queue": None,
+    "dead": "keep",
+    "backoff": {"base": 2.0, "cap": 3600.0, "jitter": 0.0},
+    "dedup_window": 300.0,
+    "completed_retention": 0.0,
+    "reference": "",
+}
+
+
+def settings_of(queue: QueueInfo) -> dict[str, Any]:
+    return {name: getattr(queue, name) for name in DEFAULTS}
 
 
 def picture(pond: Pond) -> dict[str, Any]:

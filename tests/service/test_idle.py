@@ -29,11 +29,6 @@ QUEUES = 10_000
 HOUR_MS = 3_600_000
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 def fill_registry(directory: Path, names: Sequence[str]) -> None:
     """As that many creates would, in one commit."""
     registry = SqliteRegistry(directory)

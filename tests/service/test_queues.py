@@ -1,4 +1,4 @@
-"""Queues: made, changed, listed, paused, cleared and deleted."""
+"""Queues: made, changed, listed, paused and cleared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +15,16 @@ import millpond
 from millpond import AsyncPond, MillpondError, NewItem, Pond, Retry
 from millpond.clock import ManualClock
 from millpond.errors import Conflict, InvalidRequest, NotFound, QueueExists, QueueInUse
-from millpond.model import LIST_LIMIT_MAX, QueueInfo
+from millpond.model import LIST_LIMIT_MAX
 from millpond.queue.requests import Arrive, Forget
 from millpond.queue.runner import Runner
-from millpond.store.sqlite import SqliteRegistry, SqliteStores
-from tests.service.looks import files_open_below, picture, until_parked, until_parked_async
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+from tests.service.looks import DEFAULTS, picture, settings_of, until_parked
 
 
 @pytest.fixture
 def pond(clock: ManualClock) -> Iterator[Pond]:
     with millpond.open(":memory:", clock=clock) as made:
         yield made
-
-
-@pytest.fixture
-def reopen(tmp_path: Path, clock: ManualClock) -> Iterator[Callable[[], Pond]]:
-    """Closes the pond of before, if there is one, and opens the directory again."""
-    opened: list[Pond] = []
-
-    def again() -> Pond:
-        for pond in opened:
-            pond.close()
-        opened.append(millpond.open(tmp_path, clock=clock))
-        return opened[-1]
-
-    yield again
-    for pond in opened:
-        pond.close()
 
 
 SETTINGS: dict[str, Any] = {
@@ -69,21 +46,6 @@ SEEN: dict[str, Any] = {
     "dedup_window": 1.0,
     "completed_retention": 2.0,
 }
-DEFAULTS: dict[str, Any] = {
-    "lease_timeout": 30.0,
-    "expire_timeout": 14 * 86_400.0,
-    "max_attempts": 5,
-    "dead_queue": None,
-    "dead": "keep",
-    "backoff": {"base": 2.0, "cap": 3600.0, "jitter": 0.0},
-    "dedup_window": 300.0,
-    "completed_retention": 0.0,
-    "reference": "",
-}
-
-
-def settings_of(queue: QueueInfo) -> dict[str, Any]:
-    return {name: getattr(queue, name) for name in DEFAULTS}
 
 
 # ---- create, update, info ---------------------------------------------------------------------------------
@@ -281,6 +243,43 @@ def test_dead_letters_go_where_the_queue_says_when_they_die(pond: Pond) -> None:
     assert not pond.lease("first")
 
 
+def test_letters_from_one_queue_to_another_stay_in_order_whatever_wakes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> list[str]:
+        async with AsyncPond(tmp_path) as pond:
+            await pond.create_queue("dead")
+            await pond.create_queue("q", dead_queue="dead")
+            manager, order, gate, both = pond._manager, list[str](), asyncio.Event(), asyncio.Event()
+            sender, target = await manager.runner("q"), await manager.runner("dead")
+            calls = 0
+
+            async def slow_at_first(name: str) -> Runner:
+                nonlocal calls
+                calls += 1
+                if calls == 1:
+                    await gate.wait()
+                return target
+
+            def accept(request: Arrive | Forget, settle: Callable[[Any], None]) -> None:
+                order.append(type(request).__name__)
+                if len(order) == 2:
+                    both.set()
+
+            monkeypatch.setattr(manager, "runner", slow_at_first)
+            monkeypatch.setattr(target, "accept", accept)
+            manager._send(sender, Arrive("dead", 0, [], []))
+            manager._send(sender, Forget("dead", 0, []))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert order == []
+            gate.set()
+            await both.wait()
+            return order
+
+    assert asyncio.run(main()) == ["Arrive", "Forget"]
+
+
 # ---- list -------------------------------------------------------------------------------------------------
 
 
@@ -412,225 +411,3 @@ def test_clear_removes_what_it_says(pond: Pond) -> None:
     assert {state: n for state, n in pond.stats("q").counts.items() if n} == {"leased": 1, "dead": 1}
     assert pond.clear("q", ["dead", "leased"]) == {"dead": 1, "leased": 1}
     assert not any(pond.stats("q").counts.values())
-
-
-# ---- delete -----------------------------------------------------------------------------------------------
-
-FILLED: dict[str, Callable[[Pond], object]] = {
-    "ready": lambda pond: pond.produce("q", ["x"]),
-    "scheduled": lambda pond: pond.produce("q", [NewItem(payload="x", delay="1h")]),
-    "leased": lambda pond: (pond.produce("q", ["x"]), pond.lease("q")),
-    "retrying": lambda pond: (pond.produce("q", ["x"]), pond.retry(pond.lease("q"))),
-    "dead": lambda pond: (pond.produce("q", ["x"]), pond.retry([Retry(lease=pond.lease("q")[0], dead=True)])),
-}
-
-
-@pytest.mark.parametrize("asleep", [True, False])
-@pytest.mark.parametrize("state", FILLED)
-def test_a_queue_with_items_is_deleted_only_by_force(state: str, asleep: bool, reopen: Callable[[], Pond]) -> None:
-    pond = reopen()
-    pond.create_queue("q", partitions=4)
-    FILLED[state](pond)
-    if asleep:
-        pond = reopen()
-    with pytest.raises(QueueInUse, match="1 items"):
-        pond.delete_queue("q")
-    assert pond.stats("q").counts[state] == 1
-    pond.delete_queue("q", force=True)
-    assert pond.list_queues().queues == []
-    assert reopen().list_queues().queues == []
-
-
-def test_an_empty_queue_is_deleted_with_its_files(tmp_path: Path, reopen: Callable[[], Pond]) -> None:
-    pond = reopen()
-    queue = pond.create_queue("q", completed_retention="1h")
-    pond.produce("q", ["x"])
-    pond.complete(pond.lease("q"))
-    files = tmp_path / "queues" / queue.incarnation
-    assert files.exists()
-    pond.delete_queue("q")
-    assert not files.exists()
-    assert files_open_below(files) == []
-    for call in (pond.stats, pond.queue_info, pond.delete_queue, pond.pause, pond.lease):
-        with pytest.raises(NotFound):
-            call("q")
-
-
-def test_nothing_produced_in_time_is_deleted_without_force(tmp_path: Path) -> None:
-    """However produce and delete meet, either the delete or the produce is refused."""
-
-    async def scenario() -> None:
-        async with millpond.open_async(tmp_path) as pond:
-            for round_ in range(30):
-                await pond.create_queue("q")
-                if round_ % 2:
-                    await pond.stats("q")
-                deleting = asyncio.create_task(pond.delete_queue("q"))
-                producing = []
-                for _ in range(1 + round_ % 5):
-                    await asyncio.sleep(0)
-                    producing.append(asyncio.create_task(pond.produce("q", ["x"])))
-                [deleted, *produced] = await asyncio.gather(deleting, *producing, return_exceptions=True)
-                took = [one for one in produced if not isinstance(one, BaseException)]
-                assert all(isinstance(one, MillpondError) for one in produced if isinstance(one, BaseException))
-                if took:
-                    assert isinstance(deleted, QueueInUse)
-                    assert (await pond.stats("q")).counts["ready"] == len(took)
-                    await pond.delete_queue("q", force=True)
-                else:
-                    assert deleted is None
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("token", ["token", "item"])
-@pytest.mark.parametrize("queue", ["q", None])
-def test_tokens_of_a_deleted_queue_are_void(queue: str | None, token: str, reopen: Callable[[], Pond]) -> None:
-    pond = reopen()
-    pond.create_queue("q")
-    pond.produce("q", ["old"])
-    [old] = pond.lease("q")
-    pond.delete_queue("q", force=True)
-    pond.create_queue("q")
-    pond.produce("q", ["new"])
-    [new] = pond.lease("q")
-    assert old.id != new.id
-    before = picture(pond)
-    lease: Any = old.lease if token == "token" else old
-    for results in (
-        pond.complete([lease], queue=queue),
-        pond.retry([lease], queue=queue),
-        pond.retry([Retry(lease=lease, dead=True)], queue=queue),
-        pond.extend([lease], queue=queue),
-        pond.extend([lease], queue=queue, lease_timeout=0),
-    ):
-        [result] = results
-        assert not result.ok
-        assert result.error is not None
-        assert result.error.code in ("lease_lost", "invalid")
-    with pytest.raises((Conflict, InvalidRequest)):
-        pond.write_state(lease, "doc", version=0, queue=queue)
-    assert picture(pond) == before
-    assert [result.ok for result in reopen().complete([new.lease])] == [True]
-
-
-def test_a_recreated_queue_starts_anew(reopen: Callable[[], Pond]) -> None:
-    pond = reopen()
-    first = pond.create_queue("q", max_attempts=9)
-    pond.pause("q")
-    pond.produce("q", [NewItem(payload="x", id="mine", key="k")], request_id="r")
-    pond.delete_queue("q", force=True)
-    second = pond.create_queue("q")
-    assert first.incarnation != second.incarnation
-    assert settings_of(second) == DEFAULTS
-    assert not second.paused
-    [produced] = pond.produce("q", [NewItem(payload="y", id="mine", key="k")], request_id="r")
-    assert not produced.duplicate
-    assert [item.text for item in reopen().lease("q", batch=9)] == ["y"]
-
-
-def test_those_who_wait_at_a_queue_are_answered_when_it_is_deleted(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with millpond.open_async(tmp_path) as pond:
-            await pond.create_queue("q", partitions=2)
-            waiting = [asyncio.create_task(pond.lease("q", wait="10m")) for _ in range(5)]
-            await until_parked_async(pond, "q", 5)
-            await pond.delete_queue("q")
-            assert await asyncio.gather(*waiting) == [[]] * 5
-            with pytest.raises(NotFound):
-                await pond.lease("q", wait="10m")
-
-    asyncio.run(scenario())
-
-
-# ---- what a delete that was cut short leaves --------------------------------------------------------------
-
-
-@contextmanager
-def cut_short(monkeypatch: pytest.MonkeyPatch, where: type, step: str) -> Iterator[None]:
-    def fail(*_: object) -> None:
-        raise OSError("cut short")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(where, step, fail)
-        yield
-
-
-def test_files_that_a_delete_left_behind_are_removed_at_open(
-    tmp_path: Path, reopen: Callable[[], Pond], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pond = reopen()
-    kept, gone = (pond.create_queue(name, partitions=2) for name in ("kept", "gone"))
-    for name in ("kept", "gone"):
-        pond.produce(name, ["x"])
-    with cut_short(monkeypatch, SqliteStores, "destroy"):
-        pond.delete_queue("gone", force=True)
-    assert (tmp_path / "queues" / gone.incarnation).exists()
-    with pytest.raises(NotFound):
-        pond.stats("gone")
-    pond = reopen()
-    assert {path.name for path in (tmp_path / "queues").iterdir()} == {kept.incarnation}
-    assert pond.stats("kept").counts["ready"] == 1
-
-
-def test_a_delete_that_failed_leaves_the_queue_as_it_was(
-    reopen: Callable[[], Pond], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pond = reopen()
-    pond.create_queue("q")
-    pond.produce("q", ["x"])
-    with cut_short(monkeypatch, SqliteRegistry, "remove"), pytest.raises(MillpondError) as caught:
-        pond.delete_queue("q", force=True)
-    assert (caught.value.status, caught.value.retryable) == (503, True)
-    assert pond.stats("q").counts["ready"] == 1
-    assert [item.text for item in reopen().lease("q")] == ["x"]
-
-
-def test_what_is_not_ours_is_left_alone_at_open(tmp_path: Path, reopen: Callable[[], Pond]) -> None:
-    reopen().create_queue("q")
-    strangers = [tmp_path / "queues" / name for name in ("lost+found", ".trash", "Backup-2026", "notes")]
-    for folder in strangers:
-        folder.mkdir(parents=True)
-        (folder / "0.db").write_text("mine")
-    (tmp_path / "queues" / ".DS_Store").write_text("mine")
-    (tmp_path / "queues" / "abcdefgh").write_text("a file where a folder should be")
-    assert [queue.name for queue in reopen().list_queues().queues] == ["q"]
-    assert all((folder / "0.db").read_text() == "mine" for folder in strangers)
-    assert (tmp_path / "queues" / ".DS_Store").exists()
-
-
-def test_messages_from_one_queue_to_another_stay_in_order_whatever_wakes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> list[str]:
-        async with AsyncPond(tmp_path) as pond:
-            await pond.create_queue("dead")
-            await pond.create_queue("q", dead_queue="dead")
-            manager, order, gate, both = pond._manager, list[str](), asyncio.Event(), asyncio.Event()
-            sender, target = await manager.runner("q"), await manager.runner("dead")
-            calls = 0
-
-            async def slow_at_first(name: str) -> Runner:
-                nonlocal calls
-                calls += 1
-                if calls == 1:
-                    await gate.wait()
-                return target
-
-            def accept(request: Arrive | Forget, settle: Callable[[Any], None]) -> None:
-                order.append(type(request).__name__)
-                if len(order) == 2:
-                    both.set()
-
-            monkeypatch.setattr(manager, "runner", slow_at_first)
-            monkeypatch.setattr(target, "accept", accept)
-            manager._send(sender, Arrive("dead", 0, [], []))
-            manager._send(sender, Forget("dead", 0, []))
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert order == []
-            gate.set()
-            await both.wait()
-            return order
-
-    assert asyncio.run(main()) == ["Arrive", "Forget"]

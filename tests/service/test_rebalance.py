@@ -28,11 +28,6 @@ LOOKS_MAX = 5_000  # each is a turn of the engine's loop
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def pond(clock: ManualClock) -> Iterator[Pond]:
     with millpond.open(":memory:", clock=clock) as made:
         yield made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,6 @@ import millpond
 from millpond import AsyncPond, Item, NewItem
 from millpond.errors import Closed, NotFound
 from tests.service.looks import until
-
-
-@pytest.fixture(params=["memory", "directory"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return ":memory:" if request.param == "memory" else str(tmp_path / "data")
 
 
 async def until_watched(pond: AsyncPond, count: int) -> None:
