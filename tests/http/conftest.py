@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
 
+from millpond.http.app import Limits
 from tests.http.served import WAY, Served, serve
 
 _numbers = count(1)
@@ -30,3 +32,17 @@ def queue(server: Served) -> str:
     name = f"q{next(_numbers)}"
     server.must("queues.create", name=name)
     return name
+
+
+@pytest.fixture
+def own() -> Iterator[Served]:
+    """A server of the test's own, with a queue `q`; no more than two requests may wait."""
+    with serve(limits=Limits(parked_max=2)) as served:
+        served.must("queues.create", name="q")
+        yield served
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from millpond import AsyncPond
 from millpond.errors import Unauthorized
-from millpond.http.app import App, Limits
+from millpond.http.app import App
 from millpond.http.gate import OpenGate
 from millpond.model import Claim
 from millpond.wire import payloads
@@ -174,20 +173,6 @@ def test_the_journal_is_read_row_by_row(server: Served, queue: str) -> None:
 
 
 # ---- claims that wait -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def own() -> Iterator[Served]:
-    """A server of the test's own, with a queue `q`."""
-    with serve(limits=Limits(parked_max=2)) as served:
-        served.must("queues.create", name="q")
-        yield served
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as made:
-        yield made
 
 
 def waiting(served: Served, pool: ThreadPoolExecutor, claim_id: str = "c") -> Future[Reply]:

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-import pytest
 
 from millpond import AsyncPond, LeasedItem
-from millpond.http.app import App, Limits
-from tests.http.served import Reply, Served, post, read_reply, serve
+from millpond.http.app import App
+from tests.http.served import Reply, Served, post, read_reply
 
 JSON = "Content-Type: application/json"
-
-
-@pytest.fixture
-def own() -> Iterator[Served]:
-    """A server of the test's own, with a queue `q`."""
-    with serve(limits=Limits(parked_max=2)) as served:
-        served.must("queues.create", name="q")
-        yield served
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as made:
-        yield made
 
 
 def poll(served: Served, pool: ThreadPoolExecutor, queue: str = "q") -> Future[Reply]:
