@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -147,20 +145,24 @@ def test_a_thread_that_is_interrupted_while_it_logs_does_not_keep_the_lock(strea
     """As a task is whose time is over. The exception comes when the thread has got the lock that it waited for."""
     log.configure("json", "info", stream)
     [handler] = logging.getLogger().handlers
+    about_to_lock = threading.Event()
+
+    def tell(record: logging.LogRecord) -> bool:
+        about_to_lock.set()
+        return True
 
     def work() -> None:
         with suppress(Interrupted):
             own.info("never said")
 
+    handler.addFilter(tell)
     lock = handler.lock
     assert lock is not None
     with lock:
         thread = threading.Thread(target=work)
         thread.start()
-        ident = thread.ident or 0
-        while sys._current_frames()[ident].f_code.co_name not in ("handle", "acquire"):
-            time.sleep(0)
-        _raise_in(ident, Interrupted)
+        about_to_lock.wait()
+        _raise_in(thread.ident or 0, Interrupted)
     thread.join()
     assert lock.acquire(blocking=False)
     lock.release()
