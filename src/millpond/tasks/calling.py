@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from millpond.errors import InvalidRequest
 from millpond.jobs.names import KINDS, TASK
-from millpond.jobs.spec import MSGPACK, JobSpec
-from millpond.model import STATE_DOC_BYTES_MAX
+from millpond.jobs.spec import MSGPACK, JobSpec, decode
+from millpond.model import STATE_DOC_BYTES_MAX, LeasedItem
 from millpond.tasks.arguments import Arguments
 from millpond.tasks.connection import Connection
 from millpond.tasks.context import Context, reset_current, set_current
@@ -58,6 +59,22 @@ def found_for(found: Found, job: Running) -> Any:
     if job.spec is not None:
         return None if job.spec.task is None else found.tasks.get(job.spec.task)
     return None if job.item.kind in KINDS else found.consumers.get(job.queue)
+
+
+def timeout_of(found: Found, job: Running) -> float | None:
+    """Of a job it goes with the job; of a consumer's item it is the consumer's."""
+    timeout: float | None = found_for(found, job).timeout if job.spec is None else job.spec.timeout
+    return timeout
+
+
+def spec_of(item: LeasedItem) -> JobSpec | None:
+    """The job that an item is. What is none is an item for a consumer, or dies of it."""
+    if item.kind not in KINDS:
+        return None
+    try:
+        return decode(item.payload, item.encoding)
+    except InvalidRequest:
+        return None
 
 
 class Refused(Exception):

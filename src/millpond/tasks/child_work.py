@@ -16,11 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from millpond.errors import InvalidRequest, MillpondError, made
-from millpond.jobs.names import KINDS
-from millpond.jobs.spec import JobSpec, decode
 from millpond.model import LeasedItem
 from millpond.tasks.app import App
-from millpond.tasks.calling import INTERRUPTED, log, perform, told
+from millpond.tasks.calling import INTERRUPTED, log, perform, spec_of, told
 from millpond.tasks.context import Context
 from millpond.tasks.errors import Interrupted
 from millpond.tasks.frames import (
@@ -174,7 +172,7 @@ class Work:
         try:
             fields = job.fields
             item = LeasedItem(fields.payload, 0, None, fields)
-            spec = _spec(item)
+            spec = spec_of(item)
             context = Context(
                 item, job.queue, None if spec is None else spec.task, LineNotes(self._line, fields.state_doc)
             )
@@ -207,13 +205,3 @@ def _load(hello: Hello) -> App:
     app = load_app(hello.place)
     app.connection.where = hello.where
     return app
-
-
-def _spec(item: LeasedItem) -> JobSpec | None:
-    """The worker has looked at it: what is no job is an item for a consumer."""
-    if item.kind not in KINDS:
-        return None
-    try:
-        return decode(item.payload, item.encoding)
-    except InvalidRequest:
-        return None

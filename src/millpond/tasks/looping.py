@@ -12,7 +12,7 @@ from typing import Final
 import uvloop
 
 from millpond.api import Api
-from millpond.tasks.calling import INTERRUPTED, Found, found_for, log, perform_async
+from millpond.tasks.calling import INTERRUPTED, Found, found_for, log, perform_async, timeout_of
 from millpond.tasks.entries import Entry, Outcomes
 from millpond.tasks.portal import Portal
 from millpond.worker.executors import DEFERRED, Done, Outcome, Running, Why
@@ -58,9 +58,7 @@ class LoopPool:
         self._app.connection.unbind(self._portal)
 
     def run(self, job: Running, done: Done) -> None:
-        found = found_for(self._app, job)
-        timeout = job.spec.timeout if job.spec is not None else found.timeout
-        job.own = entry = Entry(job, done, self._portal, timeout)
+        job.own = entry = Entry(job, done, self._portal, timeout_of(self._app, job))
         self._outcomes.expect(entry)
         self._waiting.append(entry)
         if not self._asked:

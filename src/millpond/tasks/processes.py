@@ -14,7 +14,7 @@ from typing import Final
 
 from millpond.api import Api
 from millpond.errors import InvalidRequest
-from millpond.tasks.calling import INTERRUPTED, Found, found_for, log
+from millpond.tasks.calling import INTERRUPTED, Found, found_for, log, timeout_of
 from millpond.tasks.connection import Where
 from millpond.tasks.entries import Entry, Outcomes
 from millpond.tasks.frames import Hello
@@ -99,9 +99,7 @@ class ProcessPool:
         self._app.connection.unbind(self._portal)
 
     def run(self, job: Running, done: Done) -> None:
-        found = found_for(self._app, job)
-        timeout = job.spec.timeout if job.spec is not None else found.timeout
-        job.own = entry = Entry(job, done, self._portal, timeout)
+        job.own = entry = Entry(job, done, self._portal, timeout_of(self._app, job))
         self._outcomes.expect(entry)
         self._waiting.append(entry)
         self._fill()

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 from millpond.api import Api
 from millpond.clock import ManualClock
-from millpond.errors import InvalidRequest, NotFound
+from millpond.errors import NotFound
 from millpond.jobs import firing, links
-from millpond.jobs.names import HELD, KINDS, LINKS_QUEUE, SCHEDULES_QUEUE
+from millpond.jobs.names import HELD, LINKS_QUEUE, SCHEDULES_QUEUE
 from millpond.jobs.queues import is_job_queue
-from millpond.jobs.spec import JobSpec, decode
 from millpond.model import LIST_LIMIT_MAX, Item, LeasedItem, Retry, State, to_datetime, to_ms
-from millpond.tasks.calling import Found, found_for
+from millpond.tasks.calling import Found, found_for, spec_of
 from millpond.worker.delays import retry_delay
 from millpond.worker.executors import Outcome, Running
 from millpond.worker.reports import retry_of
@@ -61,7 +60,7 @@ class TestingWork:
         while True:
             for queue in await self._queues(api):
                 for item in await api.lease(queue, lease_timeout=LEASE_TIMEOUT):
-                    return Running(item, queue, _spec(item), float("inf"))
+                    return Running(item, queue, spec_of(item), float("inf"))
             if not await self._follow_links(api) and not await self._fire_schedules(api):
                 return None
 
@@ -129,13 +128,3 @@ class TestingWork:
                 after = page.next
         except NotFound:
             return found
-
-
-def _spec(item: LeasedItem) -> JobSpec | None:
-    """What is no job is an item for a consumer, or dies of it."""
-    if item.kind not in KINDS:
-        return None
-    try:
-        return decode(item.payload, item.encoding)
-    except InvalidRequest:
-        return None

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from millpond.api import Api
-from millpond.tasks.calling import INTERRUPTED, Found, found_for, log, perform
+from millpond.tasks.calling import INTERRUPTED, Found, found_for, log, perform, timeout_of
 from millpond.tasks.entries import Entry, Outcomes
 from millpond.tasks.errors import Interrupted
 from millpond.tasks.portal import Portal, end_wait
@@ -85,9 +85,7 @@ class ThreadPool:
         self._app.connection.unbind(self._portal)
 
     def run(self, job: Running, done: Done) -> None:
-        found = found_for(self._app, job)
-        timeout = job.spec.timeout if job.spec is not None else found.timeout
-        job.own = entry = Entry(job, done, self._portal, timeout)
+        job.own = entry = Entry(job, done, self._portal, timeout_of(self._app, job))
         self._outcomes.expect(entry)
         self._jobs.put(entry)
 
