@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
-JVM_END_S = 20  # it ends as soon as its stdin does; then it is killed
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
@@ -39,18 +37,10 @@ def spark() -> Iterator[SparkSession]:
 
 
 def stop(started: SparkSession) -> None:
-    """The session, and the JVM that would else live as long as this process."""
-    from pyspark import SparkContext
+    """The session, and its JVM."""
+    from millpond.spark.session import end_java
 
     gateway = started.sparkContext._gateway
     assert gateway is not None
     started.stop()
-    gateway.shutdown()
-    SparkContext._gateway = SparkContext._jvm = None  # the next session starts another
-    jvm = gateway.proc
-    jvm.stdin.close()
-    try:
-        jvm.wait(JVM_END_S)
-    except subprocess.TimeoutExpired:
-        jvm.kill()
-        jvm.wait()
+    end_java(gateway)

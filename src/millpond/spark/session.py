@@ -6,11 +6,13 @@ import atexit
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 try:
     from pyspark import SparkConf, SparkContext
@@ -20,8 +22,12 @@ except ModuleNotFoundError as error:
 
 from millpond.spark.java import find_java_home
 
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
+
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # spark-submit started this process, and has a JVM for it
 LOOPBACK = "127.0.0.1"
+JVM_END_S = 20.0  # it ends as soon as its stdin does; then it is killed
 QUIET = Path(__file__).with_name("log4j2.properties")
 
 # Spark shows no option or setting whose name or value matches: its own words, and what a token travels as.
@@ -119,3 +125,16 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def end_java(gateway: JavaGateway) -> None:
+    """Of a session that was stopped: the JVM would else live as long as this process."""
+    gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = None  # the next session starts another
+    jvm = gateway.proc
+    jvm.stdin.close()
+    try:
+        jvm.wait(JVM_END_S)
+    except subprocess.TimeoutExpired:
+        jvm.kill()
+        jvm.wait()

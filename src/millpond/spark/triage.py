@@ -6,37 +6,31 @@ import logging
 import math
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from py4j.java_gateway import JavaGateway
-from pyspark import SparkContext, StorageLevel
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from millpond.errors import InvalidRequest, MillpondError, Unavailable
 from millpond.model import State
+from millpond.spark.explaining import is_askers_own, line_of
 from millpond.spark.formats import FORMAT, register
 from millpond.spark.jobs.signatures import signature
-from millpond.spark.session import Setting, session
+from millpond.spark.session import Setting, end_java, session
 
 TABLE = "dead"
 PREDICATE = "--where"  # as who gave it knows it
 ROWS_AT_ONCE = 20_000  # chosen items that the driver holds at a time: with errors of 4 KiB each, 80 MB
 LETTER_STATES = (State.DEAD, State.READY, State.SCHEDULED, State.RETRYING)
 LINES_KEPT = 20  # of what Spark said before it could not start
-TEXT_MAX = 500  # of an explanation: Spark names every column that there is
-JVM_END_S = 20.0  # it ends as soon as its stdin does; then it is killed
 
-# What a mistake in the predicate is, by the class of its SQLSTATE: syntax or names, data, cardinality, not supported.
-_ASKERS_OWN = ("42", "22", "21", "0A")
 _OURS = re.compile(r"^millpond\.spark\.\w+\.(\w+): (.*)$", re.MULTILINE)
-_STATE = re.compile(r"\s*SQLSTATE: \w+;?")
 
 
 # ---- the table --------------------------------------------------------------------------------------------------
@@ -148,15 +142,14 @@ def explained(asked: str = "") -> Iterator[None]:
 
 
 def _told(error: PySparkException, asked: str) -> MillpondError:
-    text = str(error).strip()
-    ours = _OURS.findall(text)
+    ours = _OURS.findall(str(error))
     if ours:
         kind, said = ours[-1]
         return (Unavailable if kind == "NoAnswer" else MillpondError)(said)
-    line = _STATE.sub("", next(filter(None, text.splitlines()), type(error).__name__)).strip()
-    if (error.getSqlState() or "").startswith(_ASKERS_OWN):
-        return InvalidRequest(f"{asked}: {line[:TEXT_MAX]}" if asked else line[:TEXT_MAX])
-    return MillpondError(f"Spark failed: {line[:TEXT_MAX]}")
+    line = line_of(error)
+    if is_askers_own(error):
+        return InvalidRequest(f"{asked}: {line}" if asked else line)
+    return MillpondError(f"Spark failed: {line}")
 
 
 # ---- the session ------------------------------------------------------------------------------------------------
@@ -174,7 +167,7 @@ def quiet_session(app_name: str, **conf: Setting) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
-        _end(gateway)
+        end_java(gateway)
 
 
 def _started(app_name: str, conf: Mapping[str, Setting]) -> SparkSession:
@@ -193,15 +186,3 @@ def _started(app_name: str, conf: Mapping[str, Setting]) -> SparkSession:
         finally:
             os.dup2(seen, 2)
             os.close(seen)
-
-
-def _end(gateway: JavaGateway) -> None:
-    gateway.shutdown()
-    SparkContext._gateway = SparkContext._jvm = None  # the next session starts another
-    jvm = gateway.proc
-    jvm.stdin.close()
-    try:
-        jvm.wait(JVM_END_S)
-    except subprocess.TimeoutExpired:
-        jvm.kill()
-        jvm.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -14,12 +13,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from millpond.errors import InvalidRequest, MillpondError
 from millpond.spark import lake as lakes
+from millpond.spark.explaining import is_askers_own, line_of
 from millpond.spark.jobs import attempts, consumers, dead, items, metrics, signatures
-
-LINE_MAX = 500  # of an explanation: Spark names every column that there is
-
-_ASKERS_OWN = ("42", "22", "21", "0A")  # SQLSTATEs: syntax or names, data, cardinality, not supported
-_STATE = re.compile(r"\s*SQLSTATE: \w+;?")
 
 
 def make_views(spark: SparkSession, lake: str | Path, window_ms: int, lying: DataFrame | None = None) -> None:
@@ -76,8 +71,6 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        text = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
-        line = _STATE.sub("", text)[:LINE_MAX]
-        if (error.getSqlState() or "").startswith(_ASKERS_OWN):
-            raise InvalidRequest(f"the query cannot be answered: {line}") from error
-        raise MillpondError(f"Spark failed: {line}") from error
+        if is_askers_own(error):
+            raise InvalidRequest(f"the query cannot be answered: {line_of(error)}") from error
+        raise MillpondError(f"Spark failed: {line_of(error)}") from error
