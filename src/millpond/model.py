@@ -142,6 +142,30 @@ class NewItem(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     correlation_id: str | None = None
 
 
+Payload = NewItem | bytes | str
+Items = Sequence[Payload]
+
+
+class ItemColumns(Batch[Payload]):
+    """New items by columns: a value a row, None where it has none. Who can check whole columns makes no NewItem."""
+
+    __slots__ = ("columns", "payloads")
+
+    def __init__(self, payloads: list[bytes], columns: dict[str, list[Any]]) -> None:
+        self.payloads = payloads
+        self.columns = columns
+        super().__init__(len(payloads), self._items)
+
+    def _items(self) -> list[Payload]:
+        rows = zip(self.payloads, *self.columns.values(), strict=True)
+        return [self._item(payload, row) for payload, *row in rows]
+
+    def _item(self, payload: bytes, row: Sequence[Any]) -> Payload:
+        """One that has nothing but a payload is its payload."""
+        fields = {name: value for name, value in zip(self.columns, row, strict=True) if value is not None}
+        return NewItem(payload=payload, **fields) if fields else payload
+
+
 class Produced(msgspec.Struct, gc=False, omit_defaults=True):
     id: str
     correlation_id: str | None = None
@@ -424,6 +448,61 @@ class ItemPage(msgspec.Struct, omit_defaults=True):
     next: str | None = None
 
 
+# ---- what is asked of items, and what became of it --------------------------------------------------------
+
+
+class Retry(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One item handed back: a failure (counts) or a defer (does not), now, later, or dead."""
+
+    lease: LeaseLike
+    intent: Intent = "failure"
+    delay: Duration | None = None
+    retry_at: datetime | None = None
+    error: str | None = None
+    dead: bool = False
+
+
+class ErrorInfo(msgspec.Struct, omit_defaults=True):
+    """One token's or one id's refusal in a batch whose other members took effect."""
+
+    code: str
+    message: str
+
+
+class Result(msgspec.Struct, gc=False, omit_defaults=True):
+    """What became of one token or id of a batch: `ok`, or `error`."""
+
+    ok: bool = False
+    correlation_id: str | None = None
+    error: ErrorInfo | None = None
+    lease_deadline: datetime | None = None
+    cancelled: bool = False
+
+
+class StateWritten(msgspec.Struct, omit_defaults=True):
+    version: int
+    correlation_id: str | None = None
+    cancelled: bool = False
+
+
+class RedriveFilter(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    source_queue: str | None = None
+    dead_reason: str | None = None
+    kind: str | None = None
+    error_contains: str | None = None
+
+
+class Redriven(msgspec.Struct, omit_defaults=True):
+    """`errors` names the items that could not go back, by id."""
+
+    matched: int
+    moved: int
+    errors: dict[str, ErrorInfo] = {}
+
+
+# ---- claims and transactions ------------------------------------------------------------------------------
+
+
 class Names(Protocol):
     """What the names of plain items follow from: `id_prefix` and the number, and so on."""
 
@@ -537,40 +616,6 @@ class ClaimRows(Batch[Item]):
         return [item for run in self.runs for item in run.items()]
 
 
-class ErrorInfo(msgspec.Struct, omit_defaults=True):
-    """One token's or one id's refusal in a batch whose other members took effect."""
-
-    code: str
-    message: str
-
-
-class Result(msgspec.Struct, gc=False, omit_defaults=True):
-    """What became of one token or id of a batch: `ok`, or `error`."""
-
-    ok: bool = False
-    correlation_id: str | None = None
-    error: ErrorInfo | None = None
-    lease_deadline: datetime | None = None
-    cancelled: bool = False
-
-
-class Retry(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One item handed back: a failure (counts) or a defer (does not), now, later, or dead."""
-
-    lease: LeaseLike
-    intent: Intent = "failure"
-    delay: Duration | None = None
-    retry_at: datetime | None = None
-    error: str | None = None
-    dead: bool = False
-
-
-class StateWritten(msgspec.Struct, omit_defaults=True):
-    version: int
-    correlation_id: str | None = None
-    cancelled: bool = False
-
-
 class ClaimPart(msgspec.Struct, gc=False):
     part: int
     items: int
@@ -630,6 +675,9 @@ class Published(msgspec.Struct, omit_defaults=True):
     again: bool = False
 
 
+# ---- the journal ------------------------------------------------------------------------------------------
+
+
 class JournalTurn(msgspec.Struct, gc=False):
     """One row of a partition's journal; `events` is in the format of `history.format`."""
 
@@ -645,21 +693,6 @@ class JournalPage(msgspec.Struct, kw_only=True):
     partition: int
     rows: list[JournalTurn]
     last_turn: int
-
-
-class RedriveFilter(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    source_queue: str | None = None
-    dead_reason: str | None = None
-    kind: str | None = None
-    error_contains: str | None = None
-
-
-class Redriven(msgspec.Struct, omit_defaults=True):
-    """`errors` names the items that could not go back, by id."""
-
-    matched: int
-    moved: int
-    errors: dict[str, ErrorInfo] = {}
 
 
 # ---- queues -----------------------------------------------------------------------------------------------
@@ -689,31 +722,6 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     journal_bytes_max: int = 1 << 30
     durability: Literal["full", "relaxed"] = "full"
     reference: str = ""
-
-
-class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A place for partitions, by name. `sqlite` has the `path` of a directory, `postgres` a `url`.
-
-    `affinity` is its share of the partitions of new queues, beside those of the others; 0 takes none. One that is
-    named `default` is the data directory, and has nothing else but its affinity.
-    """
-
-    name: str
-    driver: str = ""
-    path: str = ""
-    url: str = ""
-    affinity: float = 1.0
-
-
-class Reloaded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A server has read its configuration again. With `problems` nothing has changed.
-
-    `changed` holds from now on; `restart` are the keys that have other values, which hold after a restart.
-    """
-
-    changed: list[str] = []
-    restart: list[str] = []
-    problems: list[str] = []
 
 
 class PartitionDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -752,9 +760,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     next_wake: int = 0
     version: int = 1
     rebalance: Rebalancing | None = None  # the one that runs, or the last one
-    next_partition: int = (
-        0  # the lowest number that no partition ever had; set by `__post_init__` where it is not known
-    )
+    next_partition: int = 0  # the lowest number that no partition ever had; `__post_init__` knows better than 0
     past_totals: dict[str, int] = {}  # of partitions that are gone
 
     def __post_init__(self) -> None:
@@ -843,6 +849,34 @@ class QueuePage(msgspec.Struct, omit_defaults=True):
     next: str | None = None
 
 
+# ---- a server ---------------------------------------------------------------------------------------------
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A place for partitions, by name. `sqlite` has the `path` of a directory, `postgres` a `url`.
+
+    `affinity` is its share of the partitions of new queues, beside those of the others; 0 takes none. One that is
+    named `default` is the data directory, and has nothing else but its affinity.
+    """
+
+    name: str
+    driver: str = ""
+    path: str = ""
+    url: str = ""
+    affinity: float = 1.0
+
+
+class Reloaded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A server has read its configuration again. With `problems` nothing has changed.
+
+    `changed` holds from now on; `restart` are the keys that have other values, which hold after a restart.
+    """
+
+    changed: list[str] = []
+    restart: list[str] = []
+    problems: list[str] = []
+
+
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One administrative action on a queue. `who` is an access token's name, `local` (no token) or `embedded`."""
 
@@ -876,30 +910,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     def reason(self) -> str | None:
         """Why not; None: all is well, or well enough."""
         return "; ".join(one.detail for one in self.checks.values() if one.status == "failed") or None
-
-
-Payload = NewItem | bytes | str
-Items = Sequence[Payload]
-
-
-class ItemColumns(Batch[Payload]):
-    """New items by columns: a value a row, None where it has none. Who can check whole columns makes no NewItem."""
-
-    __slots__ = ("columns", "payloads")
-
-    def __init__(self, payloads: list[bytes], columns: dict[str, list[Any]]) -> None:
-        self.payloads = payloads
-        self.columns = columns
-        super().__init__(len(payloads), self._items)
-
-    def _items(self) -> list[Payload]:
-        rows = zip(self.payloads, *self.columns.values(), strict=True)
-        return [self._item(payload, row) for payload, *row in rows]
-
-    def _item(self, payload: bytes, row: Sequence[Any]) -> Payload:
-        """One that has nothing but a payload is its payload."""
-        fields = {name: value for name, value in zip(self.columns, row, strict=True) if value is not None}
-        return NewItem(payload=payload, **fields) if fields else payload
 
 
 # ---- instants ---------------------------------------------------------------------------------------------
