@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "embedded": ENGINE | {"directory", "consuming"},
     "blocking": NOUNS | {"embedded", "consuming"},
     "access": NOUNS | {"store"},  # tokens and roles; of the stores only how a file is made to last
-    "config": NOUNS | {"service"},  # of the service only how a duration is read
+    "config": NOUNS | {"service"},  # of the service only how a duration and a list of stores are read
     "log": NOUNS,
     "wire": EDGE,  # the calls as types, for the server and the clients
     "http": EDGE | {"access", "log", "wire"},
