@@ -152,10 +152,8 @@ class World:
         one = self.definitions[name]
         self.model.lost(name)
         settled = one.rebalance is None or one.rebalance.finished_at
-        if (
-            len(one.partitions) > 3 and self.rng.random() < 0.4 and settled
-        ):  # the last one is to be drained, or back in use
-            last = one.partitions[-1]
+        if len(one.partitions) > 3 and self.rng.random() < 0.4 and settled:
+            last = one.partitions[-1]  # is to be drained, or back in use
             one = replace(one, partitions=(*one.partitions[:-1], replace(last, read_only=not last.read_only)))
             self.definitions[name] = one
         lanes = []

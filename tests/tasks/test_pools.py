@@ -36,7 +36,7 @@ class World:
             self.begun.release()
             try:
                 while not self.go_on.is_set():
-                    time.sleep(0.001)
+                    time.sleep(0.001)  # a step of its work: an interruption is heard between two, not in one long wait
             except Interrupted:
                 self.ends.append("interrupted")
                 raise
