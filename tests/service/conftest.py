@@ -8,6 +8,7 @@ import pytest
 import millpond
 from millpond import Pond
 from millpond.clock import ManualClock
+from tests.service.case import Case
 
 
 @pytest.fixture
@@ -34,3 +35,9 @@ def reopen(tmp_path: Path, clock: ManualClock) -> Iterator[Callable[[], Pond]]:
     yield again
     for pond in opened:
         pond.close()
+
+
+@pytest.fixture
+def case(clock: ManualClock) -> Iterator[Case]:
+    with millpond.open(":memory:", clock=clock) as pond:
+        yield Case(pond, clock)

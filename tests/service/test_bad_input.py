@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Any, cast
@@ -12,10 +12,9 @@ from typing import Any, cast
 import pytest
 
 import millpond
-from millpond import MillpondError, NewItem, Pond, RedriveFilter, Retry, Verdict
+from millpond import MillpondError, NewItem, RedriveFilter, Retry
 from millpond.api import Api
-from millpond.clock import ManualClock
-from millpond.errors import BatchTooLarge, InvalidRequest, LeaseLost, NotBuilt, NotFound
+from millpond.errors import BatchTooLarge, InvalidRequest, NotBuilt, NotFound
 from millpond.model import (
     LEASE_BATCH_MAX,
     PAYLOAD_BYTES_MAX,
@@ -25,7 +24,8 @@ from millpond.model import (
     STATE_DOC_DEPTH_MAX,
     TOKEN_BATCH_MAX,
 )
-from tests.service.looks import picture
+from tests.service.case import Case, assert_good_form
+from tests.service.looks import OPERATIONS, picture
 
 # ---- wrong values -----------------------------------------------------------------------------------------
 
@@ -80,117 +80,10 @@ PLAIN_DOCUMENTS = {*WRONG} - {
     *("endless", "bytearray", "set", "dict of odd keys", "object", "class", "complex"),
 }
 
-# ---- every call, with arguments that are right ------------------------------------------------------------
+# ---- every parameter of every call ------------------------------------------------------------------------
 
-
-class Case:
-    """A pond with something of everything in it, and for each call arguments that it would take."""
-
-    def __init__(self, pond: Pond, clock: ManualClock) -> None:
-        self.pond = pond
-        pond.create_queue("letters")
-        pond.create_queue("q", dead_queue="letters", completed_retention="1h", backoff={"base": 3, "cap": "10m"})
-        kept = pond.create_queue("kept", max_attempts=1)
-        assert kept.dead_queue is None
-        pond.produce("q", ["leased", "completed", "ready", NewItem(payload="later", id="later", key="k", delay="1h")])
-        self.leased, completed = pond.lease("q", batch=2)
-        pond.complete([completed])
-        pond.produce("kept", ["dead", "lost", "ready"])
-        dead, self.lost = pond.lease("kept", batch=2, lease_timeout="1s")
-        pond.retry([Retry(lease=dead, error="no", dead=True)])
-        pond.create_queue("batches")
-        pond.produce("batches", ["claimed", "ready"])
-        pond.claim("batches", "mine", max_items=1)
-        self.claimed = pond.read_claim("batches", "mine").items[0].id
-        self.epoch = pond.open_consumer("batches", "reader").epoch
-        pond.stage("batches", "open", "one", ["staged"])
-        clock.advance(1_000)
-        picture(pond)  # what was due is done by then
-
-    def arguments(self, call: str) -> dict[str, Any]:
-        settings = {
-            "lease_timeout": "1s",
-            "expire_timeout": "1h",
-            "max_attempts": 2,
-            "dead_queue": "letters",
-            "dead": "delete",
-            "backoff": {"base": 1},
-            "dedup_window": "1m",
-            "completed_retention": "1s",
-            "reference": "mine",
-        }
-        lease = self.leased.lease
-        right: dict[str, dict[str, Any]] = {
-            "create_queue": {"name": "new", "partitions": 1, "durability": "full", **settings},
-            "update_queue": {"name": "q", **settings},
-            "queue_info": {"name": "q"},
-            "list_queues": {"prefix": "", "after": "", "limit": 10},
-            "delete_queue": {"name": "q", "force": True},
-            "pause": {"queue": "q"},
-            "resume": {"queue": "q"},
-            "stats": {"queue": "q"},
-            "rebalance": {"queue": "q", "partitions": 2, "dry_run": True},
-            "audit": {"queue": "q", "after": "5", "limit": 10},
-            "produce": {"queue": "q", "items": ["new"], "on_conflict": "ignore", "request_id": "r"},
-            "lease": {"queue": "q", "batch": 1, "wait": 0, "lease_timeout": "1s", "client_id": "me"},
-            "complete": {"leases": [lease], "queue": "q", "result": 1},
-            "retry": {"items": [lease], "queue": "q"},
-            "extend": {"leases": [lease], "queue": "q", "lease_timeout": "1s"},
-            "write_state": {"lease": lease, "state_doc": {"a": 1}, "version": 0, "queue": "q"},
-            "cancel": {"queue": "q", "ids": ["later"]},
-            "clear": {"queue": "q", "states": ["ready"]},
-            "redrive": {"queue": "kept", "ids": None, "filter": {}, "rate": 1e6, "dry_run": False},
-            "make_ready": {"queue": "q", "ids": ["later"]},
-            "get_item": {"queue": "q", "id": "later", "wait": 0},
-            "list_items": {"queue": "q", "state": "ready", "partition": 0, "kind": "a", "after": "0:0", "limit": 10}
-            | {"until": 5},
-            "bury": {"queue": "q", "ids": ["later"], "reason": "rejected", "error": "why"},
-            "read_journal": {"queue": "q", "partition": 0, "after": 0, "limit": 10},
-            "open_consumer": {"queue": "batches", "consumer": "reader", "after": 0},
-            "claim": {"queue": "batches", "claim_id": "reader:1", "max_items": 1, "max_bytes": 9, "parts": 1, "wait": 0}
-            | {"epoch": self.epoch, "owner": "me"},
-            "read_claim": {"queue": "batches", "claim_id": "mine", "part": 0, "after": "0", "limit": 1, "epoch": None},
-            "give_verdicts": {"queue": "batches", "claim_id": "mine", "epoch": None}
-            | {"verdicts": [Verdict(id=self.claimed, verdict="dead")]},
-            "complete_claim": {"queue": "batches", "claim_id": "mine", "epoch": None},
-            "release_claim": {"queue": "batches", "claim_id": "mine", "epoch": None},
-            "list_claims": {"queue": "batches"},
-            "stage": {"queue": "batches", "txn": "new", "chunk": "one", "items": ["new"]},
-            "publish_stage": {"queue": "batches", "txn": "open", "chunks": ["one"]},
-            "abort_stage": {"queue": "batches", "txn": "open"},
-        }
-        return right[call]
-
-    def call(self, call: str, /, **changed: Any) -> Any:
-        return getattr(self.pond, call)(**{**self.arguments(call), **changed})
-
-    def refuses(self, call: Callable[[], Any], kind: type[MillpondError] = MillpondError) -> MillpondError:
-        """Makes the call, which must be refused in good form and change nothing."""
-        before = picture(self.pond)
-        with pytest.raises(kind) as caught:
-            call()
-        assert picture(self.pond) == before
-        assert_good_form(caught.value)
-        return caught.value
-
-
-def assert_good_form(error: MillpondError) -> None:
-    assert 400 <= error.status < 500 or isinstance(error, NotBuilt)
-    assert re.fullmatch(r"[^;]+; [^;]{3,}", error.message), error.message
-    assert len(error.message) < 400, error.message
-    error.message.encode()  # it can be logged and sent
-
-
-@pytest.fixture
-def case() -> Iterator[Case]:
-    clock = ManualClock()
-    with millpond.open(":memory:", clock=clock) as pond:
-        yield Case(pond, clock)
-
-
-CALLS = [name for name, member in vars(Api).items() if inspect.iscoroutinefunction(member)]
 PARAMETERS = [
-    (call, parameter) for call in CALLS for parameter in inspect.signature(getattr(Api, call)).parameters
+    (call, parameter) for call in OPERATIONS for parameter in inspect.signature(getattr(Api, call)).parameters
     if parameter != "self"
 ]  # fmt: skip
 
@@ -232,10 +125,10 @@ TAKEN: Mapping[tuple[str, str], set[str]] = {
 
 
 def test_the_walk_knows_every_call_and_parameter(case: Case) -> None:
-    assert {(call, parameter) for call in CALLS for parameter in case.arguments(call)} == set(PARAMETERS)
+    assert {(call, parameter) for call in OPERATIONS for parameter in case.arguments(call)} == set(PARAMETERS)
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", OPERATIONS)
 def test_the_arguments_that_are_called_right_are(call: str, case: Case) -> None:
     case.call(call)
 
@@ -572,84 +465,6 @@ def test_documents_that_would_come_back_changed_are_refused(case: Case) -> None:
 def test_json_values_and_bytes_come_back_as_they_were(document: Any, case: Case) -> None:
     case.call("write_state", state_doc=document)
     assert case.pond.get_item("q", case.leased.id).state_doc == document
-
-
-# ---- lease tokens -----------------------------------------------------------------------------------------
-
-
-def each_call_with_tokens(pond: Pond, leases: list[Any], queue: str | None) -> Iterator[list[Any]]:
-    yield list(pond.complete(leases, queue=queue))
-    yield list(pond.retry(leases, queue=queue))
-    yield list(pond.retry([Retry(lease=lease, dead=True) for lease in leases], queue=queue))
-    yield list(pond.extend(leases, queue=queue))
-    yield list(pond.extend(leases, queue=queue, lease_timeout=0))
-
-
-@pytest.mark.parametrize("queue", ["q", None])
-def test_mangled_tokens_are_refused_and_nothing_is_acted_on(queue: str | None, case: Case) -> None:
-    """What still looks like a token may be one of a queue that is gone: that lease is lost."""
-    token = case.leased.lease
-    mangled = [token[:place] + ("0" if char != "0" else "1") + token[place + 1 :] for place, char in enumerate(token)]
-    mangled += [token[:-1], token[1:], token + "0", token + ".x", f" {token}", token.upper(), token[::-1], token * 2]
-    mangled += ["", ".", "x", "\0", "\ud800", token.replace(".", ""), token + "\ud800", "x" * 1_000_000]
-    mangled += [token[:9] + " " + token[10:], token[:9] + "\u0660" * (len(token) - 9)]
-    before = picture(case.pond)
-    for results in each_call_with_tokens(case.pond, mangled, queue):
-        assert [result.ok for result in results] == [False] * len(mangled)
-        assert {result.error.code for result in results} == {"invalid", "lease_lost"}
-        assert all(re.fullmatch(r"[^;]+; [^;]+", result.error.message) for result in results)
-    for one in mangled:
-        with pytest.raises((InvalidRequest, LeaseLost)) as caught:
-            case.pond.write_state(one, "doc", version=0, queue=queue)
-        assert_good_form(caught.value)
-    assert picture(case.pond) == before
-
-
-@pytest.mark.parametrize("queue", ["kept", None])
-def test_stale_tokens_are_lost_and_nothing_is_acted_on(queue: str | None, case: Case) -> None:
-    before = picture(case.pond)
-    for results in each_call_with_tokens(case.pond, [case.lost, case.lost.lease], queue):
-        assert [result.error.code for result in results] == ["lease_lost"] * 2
-        assert {result.correlation_id for result in results} == {case.lost.correlation_id}
-    with pytest.raises(LeaseLost) as caught:
-        case.pond.write_state(case.lost, "doc", version=0, queue=queue)
-    assert_good_form(caught.value)
-    assert caught.value.status == 409
-    assert picture(case.pond) == before
-
-
-def test_tokens_of_another_queue_are_refused(case: Case) -> None:
-    before = picture(case.pond)
-    for results in each_call_with_tokens(case.pond, [case.leased, case.leased.lease], "letters"):
-        assert [result.error.code for result in results] == ["lease_lost"] * 2
-    with pytest.raises(LeaseLost):
-        case.pond.write_state(case.leased, "doc", version=0, queue="letters")
-    assert picture(case.pond) == before
-
-
-@pytest.mark.parametrize("bad_first", [True, False])
-@pytest.mark.parametrize("queue", ["q", None])
-def test_good_tokens_take_effect_beside_bad_ones(queue: str | None, bad_first: bool, case: Case) -> None:
-    leases = ["mangled", case.leased.lease] if bad_first else [case.leased.lease, "mangled"]
-    results = case.pond.complete(leases, queue=queue)
-    assert [result.ok for result in results] == [not bad_first, bad_first]
-    assert case.pond.get_item("q", case.leased.id).state == "completed"
-
-
-def test_tokens_of_several_queues_go_each_to_its_own(case: Case) -> None:
-    [other] = case.pond.lease("kept")
-    results = case.pond.complete([other, "mangled", case.leased, case.lost.lease])
-    assert [result.ok for result in results] == [True, False, True, False]
-    assert [result.error and result.error.code for result in results] == [None, "invalid", None, "lease_lost"]
-    assert [result.correlation_id for result in results][:3:2] == [other.correlation_id, case.leased.correlation_id]
-
-
-def test_a_token_of_a_kind_of_string_is_a_token(case: Case) -> None:
-    class Token(str):
-        pass
-
-    assert [one.ok for one in case.pond.extend([Token(case.leased.lease)])] == [True]
-    assert [one.ok for one in case.pond.complete([Token(case.leased.lease), Token("x")])] == [True, False]
 
 
 # ---- opening ----------------------------------------------------------------------------------------------
