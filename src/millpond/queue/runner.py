@@ -153,9 +153,13 @@ class Runner:
             self._tick_asked = True
             self._loop.call_soon(self._tick)
 
-    async def close(self) -> None:
-        """Waits for commits under way; everyone who waits is answered."""
+    def shut(self) -> None:
+        """No more is taken, and everyone who waits is answered."""
         self._close_step()
+
+    async def close(self) -> None:
+        """Shut, and waits for commits under way."""
+        self.shut()
         await self._closed
         for thread in self._threads.values():
             thread.stop()

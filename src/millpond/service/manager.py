@@ -13,8 +13,8 @@ import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any, TypeVar
 
@@ -68,6 +68,7 @@ SWEEP_S = 10.0  # how often idle queues are looked for; only while some are load
 SWEEP_CROWDED_S = 0.5  # the same while more are loaded than should be: requests may be waiting for files
 WAKES_MAX = 8  # queues that are woken at a time: a crash may have left thousands to wake
 REGISTRY_AGAIN_MS = 1_000  # after the registry failed: at most so often is it tried for the sake of readiness
+ROOM_S = 1.0  # how long one is waited for that has to make room: its store may not answer
 WAKE_AGAIN_MS = 5_000  # after a queue that had to be woken could not be
 _INCARNATION_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _INCARNATION_LENGTH = 8  # 40 bits: tells the incarnations of a name apart, and names the queue in its tokens
@@ -172,7 +173,7 @@ class QueuesManager:
         await self._end_tasks()
         async with self._changes:
             if self._registry_thread is not None:
-                await self._unload(list(self._runners))
+                await self._unload(self._shut(list(self._runners)))
                 await self._end_tasks()
                 await self._let_go()
 
@@ -302,11 +303,11 @@ class QueuesManager:
         return progress(self.definition(name), None if runner is None else runner.queue)
 
     async def _rebalance(self, name: str, partitions: int | None, chosen: Plan) -> None:
-        async with self._changes:
+        async with self._changing(name):
             self._check_open()
             if plan(self.definition(name), partitions, self._places, self.rebalance_of(name)) != chosen:
                 raise Unavailable("the stores or the queue have changed meanwhile; try again")
-            await self._make_room(len(chosen.stores))
+            await self._make_room(len(chosen.stores), name)
             definition = chosen.begun(self.definition(name), self._clock.now())
             await self._put(definition, [self._entry("rebalance", name, chosen.detail())])
             runner = self._runners.get(name)
@@ -346,7 +347,7 @@ class QueuesManager:
             raise Unavailable(f"partition {index} could not be removed from store {place.store!r}: {error}") from error
 
     async def _forget_partition(self, before: QueueDefinition, index: int, totals: Mapping[str, int]) -> None:
-        async with self._changes:
+        async with self._changing(before.name):
             definition = self._definitions.get(before.name)
             if definition is None or definition.incarnation != before.incarnation:
                 return
@@ -356,6 +357,19 @@ class QueuesManager:
             await self._put(definition, [self._own_entry(action, before.name, detail)])
             if before.name in self._runners:
                 self._runners[before.name].configure(definition)
+
+    @asynccontextmanager
+    async def _changing(self, name: str) -> AsyncIterator[None]:
+        """One change at a time, and none to a queue that is being loaded or closed.
+
+        That is waited for without keeping others from their changes: its store may take long.
+        """
+        while True:
+            async with self._changes:
+                if name not in self._settling:
+                    yield
+                    return
+            await asyncio.wait([self._settling[name]])
 
     async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
         """A change that was begun is carried through, also when its caller has gone."""
@@ -367,7 +381,7 @@ class QueuesManager:
         stores = self._places.place(partitions)
         for store in dict.fromkeys(stores):
             await self._places.prepare(store, self._places[store], unused=store not in self._used_stores())
-        async with self._changes:
+        async with self._changing(name):
             self._check_open()
             if name in self._definitions:
                 raise QueueExists(f"queue {name!r} exists already; update it or choose another name", queue=name)
@@ -389,7 +403,7 @@ class QueuesManager:
             return definition
 
     async def _update(self, name: str, changes: Mapping[str, Any], paused: bool | None) -> QueueDefinition:
-        async with self._changes:
+        async with self._changing(name):
             self._check_open()
             definition = self.definition(name)
             settings = _changed(definition.settings, changes)
@@ -413,11 +427,14 @@ class QueuesManager:
         while True:
             if not force:
                 await self.known(name)
-            async with self._changes:
+            async with self._changing(name):
                 if force or name in self._runners:  # else it had to make room while this waited for its turn
-                    definition = await self._remove(name, force)
+                    definition, closing = await self._remove(name, force)
                 else:
                     continue
+            if closing is not None:
+                await closing
+            self._reader.deleted(definition.incarnation)
             return await self._destroy_stored(definition)
 
     async def _destroy_stored(self, definition: QueueDefinition) -> None:
@@ -426,22 +443,31 @@ class QueuesManager:
         for store in {one.store for one in definition.partitions} - {DEFAULT}:
             await self._places.call(store, _destroy, self._places[store], definition.incarnation)
 
-    async def _remove(self, name: str, force: bool) -> QueueDefinition:
+    async def _remove(self, name: str, force: bool) -> tuple[QueueDefinition, asyncio.Task[None] | None]:
+        """From the registry; and the task that closes it, if it is awake."""
         self._check_open()
         definition = self.definition(name)
         if users := sorted(n for n, one in self._definitions.items() if one.settings.dead_queue == name):
             raise QueueInUse(f"queue {name!r} is the dead queue of {', '.join(users[:3])}; give them another first")
         if not force:
             self._check_empty(name)
-        await self._unload([name], deleting=True)
+        closing = self._close_for_good(name)
         detail = {"incarnation": definition.incarnation, "force": force}
         entries = [self._entry("delete", name, detail)]
         await self._in_registry(self._registry.remove, name, definition.incarnation, entries)
-        self._reader.deleted(definition.incarnation)
         del self._definitions[name]
         del self._names[definition.incarnation]
         self._drop_alarm(name)
-        return definition
+        return definition, closing
+
+    def _close_for_good(self, name: str) -> asyncio.Task[None] | None:
+        """Nothing comes in from here on."""
+        runner = self._runners.get(name)
+        if runner is None:
+            return None
+        runner.queue.deleting = True
+        runner.shut()
+        return self._settle(name, self._close_runner(name))
 
     def _check_empty(self, name: str) -> None:
         """Looks at memory: what comes in from here on finds the queue closed."""
@@ -639,8 +665,9 @@ class QueuesManager:
 
     # ---- loading and unloading ----------------------------------------------------------------------------
 
-    def _settle(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._settling[name] = self._spawn(self._settled(name, coroutine))
+    def _settle(self, name: str, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._settling[name] = self._spawn(self._settled(name, coroutine))
+        return task
 
     async def _settled(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         """Whoever finds a task in `_settling` can wait for it: it is not done yet."""
@@ -652,7 +679,7 @@ class QueuesManager:
     async def _load(self, name: str) -> None:
         async with self._changes:
             definition = self.definition(name)
-            await self._make_room(len(definition.partitions))
+            await self._make_room(len(definition.partitions), name)
             if not definition.dirty:
                 definition = await self._marked(definition)
             self._start(definition)
@@ -672,7 +699,7 @@ class QueuesManager:
         return marked
 
     async def _mark_again(self, name: str) -> None:
-        async with self._changes:
+        async with self._changing(name):
             if name in self._runners and not self._definitions[name].dirty:
                 try:
                     await self._marked(self._definitions[name])
@@ -704,12 +731,11 @@ class QueuesManager:
         """Partitions that are loaded beyond the limit."""
         return sum(len(runner.queue.state.lanes) for runner in self._runners.values()) - self._partitions_max
 
-    async def _make_room(self, partitions: int) -> None:
-        """For so many more, as far as idle queues can. `_changes` is held."""
-        names = self._dispensable(self._excess() + partitions)
-        for name in names:
-            self._settle(name, self._unload_if_idle(name))
-        await asyncio.gather(*(self._settling[name] for name in names))
+    async def _make_room(self, partitions: int, spared: str) -> None:
+        """For so many more of this queue, as far as other idle ones can. `_changes` is held."""
+        names = [name for name in self._dispensable(self._excess() + partitions) if name != spared]
+        if names:
+            await asyncio.wait([self._settle(name, self._unload_if_idle(name)) for name in names], timeout=ROOM_S)
 
     def _dispensable(self, partitions: float) -> list[str]:
         """Idle queues that have so many partitions together, the least recently used first."""
@@ -724,28 +750,25 @@ class QueuesManager:
                     partitions -= len(runner.queue.state.lanes)
         return chosen
 
-    async def _unload(self, names: list[str], *, deleting: bool = False) -> None:
-        """Close these queues, and note in one registry commit when each must be awake again.
+    def _shut(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """These take no more requests; what to note of each once it is closed."""
+        notes: dict[str, dict[str, Any]] = {}
+        for name in names:
+            runner = self._runners[name]
+            notes[name] = {"dirty": True}
+            if runner.queue.idle:
+                runner.queue.shed_stale_timers()
+                notes[name] = {"dirty": False, "next_wake": runner.queue.sleeping_until() or 0}
+            runner.shut()
+        return notes
+
+    async def _unload(self, notes: Mapping[str, dict[str, Any]]) -> None:
+        """Close the queues that were shut, and note in one registry commit when each must be awake again.
 
         Those that cannot be noted stay `dirty`, and so are woken by the next open.
         """
-        asleep = []
-        for name in names:
-            runner = self._runners.get(name)
-            if runner is None:
-                continue
-            clean, wake = runner.queue.idle and not deleting, None
-            if clean:
-                runner.queue.shed_stale_timers()
-                wake = runner.queue.sleeping_until()
-            runner.queue.deleting = deleting
-            await runner.close()
-            del self._runners[name]
-            self._reader.unloaded(name, runner)
-            if clean:
-                asleep.append(replace(self._definitions[name], dirty=False, next_wake=wake or 0))
-            elif not deleting:
-                asleep.append(replace(self._definitions[name], dirty=True))
+        await asyncio.gather(*(self._close_runner(name) for name in notes))
+        asleep = [replace(self._definitions[name], **note) for name, note in notes.items()]
         changed = [one for one in asleep if one != self._definitions[one.name]]
         try:
             if changed:
@@ -757,13 +780,22 @@ class QueuesManager:
             if definition.next_wake and self._open and not definition.dirty:
                 self._set_alarm(definition.name, definition.next_wake)
 
+    async def _close_runner(self, name: str) -> None:
+        runner = self._runners[name]
+        await runner.close()
+        del self._runners[name]
+        self._reader.unloaded(name, runner)
+
     async def _unload_idle(self, name: str) -> None:
-        async with self._changes:
-            await self._unload_if_idle(name)
+        async with self._changes:  # whoever is changing it comes first; then its store may take as long as it likes
+            notes = self._shut(self._idle(name))
+        await self._unload(notes)
 
     async def _unload_if_idle(self, name: str) -> None:
-        if name in self._runners and self._runners[name].queue.idle:
-            await self._unload([name])
+        await self._unload(self._shut(self._idle(name)))
+
+    def _idle(self, name: str) -> list[str]:
+        return [name] if name in self._runners and self._runners[name].queue.idle else []
 
     def _set_sweeper(self) -> None:
         if self._sweeper is not None:
