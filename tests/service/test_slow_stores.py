@@ -105,6 +105,7 @@ def test_deleting_a_queue_there_holds_up_no_other(tmp_path: Path, gate: Gate) ->
         await gate.reached()
         again = spawn(world.pond.create_queue("slow", partitions=2))
         await world.others_go_on()
+        world.pond._manager.sweep()
         assert not deleting.done()
         assert not again.done(), "the name is free once the old queue has gone"
         gate.open()

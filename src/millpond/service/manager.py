@@ -815,9 +815,11 @@ class QueuesManager:
             self._settle(name, self._unload_idle(name))
         now = self._clock.now()
         for name, runner in self._runners.items():
+            if name in self._settling:
+                continue
             if not self._definitions[name].dirty:
                 self._spawn(self._mark_again(name))
-            if name not in self._settling and runner.queue.idle and now - runner.last_used > IDLE_MS:
+            if runner.queue.idle and now - runner.last_used > IDLE_MS:
                 until = runner.queue.sleeping_until()
                 if until is None or until - now > IDLE_MS:
                     self._settle(name, self._unload_idle(name))
