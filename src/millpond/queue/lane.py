@@ -30,7 +30,17 @@ from millpond.queue.leases import Lease
 from millpond.queue.named import Named
 from millpond.queue.partition import Partition, document_keys
 from millpond.queue.snapshot import recover_partition, take_snapshot
-from millpond.store.base import META_PARTITION, Chunk, JournalRow, Store, StoreFailed, StoreFull, Trim, Turn
+from millpond.store.base import (
+    META_PARTITION,
+    Chunk,
+    JournalRow,
+    Store,
+    StoreFailed,
+    StoreFull,
+    StoreRefused,
+    Trim,
+    Turn,
+)
 
 CHUNK_ITEMS_MAX = 1_000  # reading one item means reading its chunk
 CHUNK_BYTES_MAX = 1 << 20  # likewise, for large payloads
@@ -138,18 +148,28 @@ class Job:
         raise NotImplementedError
 
 
+class Outcome(enum.Enum):
+    """Of a turn in doubt. Another process may have had the partition meanwhile, and have written turns of its own."""
+
+    ABSENT = enum.auto()
+    WRITTEN = enum.auto()  # and it is the last
+    OVERTAKEN = enum.auto()  # others have gone on from it: what it did may be undone
+
+
 class LoadJob(Job):
     """Read the partition back from its store, after an open or a failure."""
 
-    __slots__ = ("_full", "_incarnation", "_window", "partition", "replayed")
+    __slots__ = ("_doubt", "_full", "_incarnation", "_window", "outcome", "partition", "replayed")
 
     def __init__(self, lane: Lane, incarnation: str, window: int) -> None:
         super().__init__(lane)
         self._incarnation = incarnation
         self._window = window
         self._full = lane.full
+        self._doubt = lane.doubt.turn if lane.doubt is not None else None
         self.partition: Partition | None = None
         self.replayed = (0, 0)
+        self.outcome = Outcome.ABSENT
 
     def work(self) -> None:
         store = self.lane.store
@@ -158,6 +178,16 @@ class LoadJob(Job):
         recovered = store.recover()
         self.partition = recover_partition(self._incarnation, self.lane.index, self._window, recovered)
         self.replayed = len(recovered.rows), sum(len(row.events) for row in recovered.rows)
+        if self._doubt is not None and self.partition.turn >= self._doubt.number:
+            self.outcome = _outcome(store, self._doubt, self.partition.turn)
+
+
+def _outcome(store: Store, doubt: Turn, last: int) -> Outcome:
+    """Of a turn whose number there is: a row that says something else is another's. A row may be trimmed already."""
+    for row in store.journal(doubt.number - 1, 1):
+        if row.turn == doubt.number and (row.at, row.events) != (doubt.at, doubt.events):
+            return Outcome.ABSENT
+    return Outcome.WRITTEN if last == doubt.number else Outcome.OVERTAKEN
 
 
 class RelieveJob(Job):
@@ -174,7 +204,7 @@ class RelieveJob(Job):
 
 
 class TurnJob(Job):
-    """A turn: its reads, then its one commit. `issued` says whether the commit was begun."""
+    """A turn: its reads, then its one commit. `issued` says whether something of it may have been written."""
 
     __slots__ = ("documents", "draft", "issued", "journal", "records", "sizes", "turn")
 
@@ -199,7 +229,11 @@ class TurnJob(Job):
             self.journal[after, limit] = store.journal(after, limit)
         if self.turn is not None:
             self.issued = True
-            store.commit(self.turn)
+            try:
+                store.commit(self.turn)
+            except StoreRefused:
+                self.issued = False
+                raise
 
     def _read(self, store: Store, draft: Draft) -> None:
         bodies, self.documents = store.read(sorted(draft.chunk_wants), draft.document_wants)

@@ -22,14 +22,14 @@ from millpond.queue.claims import wake_readers
 from millpond.queue.compaction import compact
 from millpond.queue.draining import drain, is_removable, removable_at
 from millpond.queue.holders import TokenPart, assign_tokens, seal_completes
-from millpond.queue.lane import NEVER, CloseJob, Job, Lane, LoadJob, Part, RelieveJob, Status, TurnJob
+from millpond.queue.lane import NEVER, CloseJob, Job, Lane, LoadJob, Outcome, Part, RelieveJob, Status, TurnJob
 from millpond.queue.lease import ReleasePart, assign_leases, give_back
 from millpond.queue.lifecycle import next_wake, run_lifecycle, shed_stale
 from millpond.queue.operations import answer_stats, start_operation
 from millpond.queue.produce import assign_produces
 from millpond.queue.requests import Arrive, Forget, GetItem, GetStats, Lease, Produce, Request, Tokens
 from millpond.queue.settling import next_sweep, settle
-from millpond.queue.state import QueueState, away, draining_in
+from millpond.queue.state import QueueState, away, draining_in, overtaken
 from millpond.queue.transfer import assign_arrives, assign_forget, has_unsent, send_transfers, settle_transfer
 from millpond.queue.watching import look_after_load, tell_endings
 from millpond.store.base import StoreFull
@@ -373,10 +373,15 @@ class LogicalQueue:
         if doubt is None:
             lane.succeeded()
             return
-        if doubt.turn is not None and lane.partition.turn >= doubt.turn.number:
+        if job.outcome is Outcome.WRITTEN:
             self._finish_parts(lane, doubt, now)
             for part in given_up:
                 part.finish_late(lane)
+        elif job.outcome is Outcome.OVERTAKEN:
+            parts = doubt.draft.parts
+            for part in [part for part in parts if part.deadline() < NEVER]:
+                part.fail(overtaken(lane))
+            lane.again([part for part in parts if part.deadline() == NEVER])
         else:
             lane.again(doubt.draft.parts)
 

@@ -135,6 +135,14 @@ def draining_in(definition: QueueDefinition) -> set[int]:
     return {one.partition for one in definition.partitions if one.read_only} if running else set()
 
 
+def overtaken(lane: Lane) -> MillpondError:
+    """The error for a request whose turn may have been written, and after it the turns of another process."""
+    return OutcomeUnknown(
+        f"another process has had partition {lane.index} meanwhile, so what became of the request is not known; send it"
+        " again with the same request_id, or look for the items first, and run one millpond with these queues"
+    )
+
+
 def away(lane: Lane, *, issued: bool) -> MillpondError:
     """The error for a request whose lane did not come back in time."""
     why = lane.error or ("its store does not answer" if lane.known else "it has not been opened yet")

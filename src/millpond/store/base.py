@@ -30,6 +30,10 @@ class StoreFull(StoreFailed):
     """There is no room. Nothing of the turn was written."""
 
 
+class StoreRefused(StoreFailed):
+    """Others have taken the partition over, or the turn before is gone. Nothing of the turn was written."""
+
+
 class Chunk(msgspec.Struct, gc=False):
     first: int
     count: int
@@ -95,7 +99,7 @@ class Store(Protocol):
         ...
 
     def commit(self, turn: Turn) -> None:
-        """Write the turn, durably. Raises StoreFull or StoreFailed, also for a number that is not the next.
+        """Write the turn, durably. Raises StoreFailed or a kind of it, also for a number that is not the next.
 
         Once it has raised, every call but `recover`, `relieve`, `size` and `close` raises StoreFailed until `recover`.
         """

@@ -19,8 +19,8 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from millpond.store.base import StoreFailed, StoreFull
-from millpond.store.postgres_errors import STATEMENT_TIMEOUT_S, code_of, describe, is_full, name_of, parse_url
+from millpond.store.base import StoreFailed
+from millpond.store.postgres_errors import STATEMENT_TIMEOUT_S, code_of, describe, kind_of, name_of, parse_url
 from millpond.store.postgres_values import Bodies, BodiesDumper, Numbers, NumbersDumper
 from millpond.store.sqlite import load_statements
 
@@ -83,7 +83,7 @@ class Connections:
 
     @contextmanager
     def take(self, make: bool = False) -> Iterator[Connection]:
-        """A connection for the `with` block. All of psycopg's errors in there become StoreFull or StoreFailed.
+        """A connection for the `with` block. All of psycopg's errors in there become StoreFailed, or a kind of it.
 
         `make`: with a schema that is made if there is none.
         """
@@ -96,8 +96,7 @@ class Connections:
         except psycopg.Error as problem:
             if connection is not None and code_of(problem) == READ_ONLY:
                 connection.close()  # the next one may lead to the server that writes by now
-            kind = StoreFull if is_full(problem) else StoreFailed
-            raise kind(describe(self.name, self._arguments, self._schema, problem)) from problem
+            raise kind_of(problem)(describe(self.name, self._arguments, self._schema, problem)) from problem
         finally:
             if connection is not None:
                 self._give_back(connection)

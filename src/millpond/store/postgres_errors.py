@@ -8,6 +8,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from millpond.errors import InvalidRequest
+from millpond.store.base import StoreFailed, StoreFull, StoreRefused
 
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 30  # the longest commit writes a snapshot of some hundred MB
@@ -83,6 +84,7 @@ WHAT_TO_DO = {
     "MP002": "so it was after a failover to a standby that lagged; what is left is read again",
     "MP003": "the queue is being deleted",
 }
+REFUSED = ("MP001", "MP002")
 IN_TEXT = {  # libpq gives no code for what happens before a connection stands
     "password authentication failed": "28P01",
     "no password supplied": "28P01",
@@ -104,9 +106,12 @@ def code_of(problem: psycopg.Error) -> str | None:
     return next((code for text, code in IN_TEXT.items() if text in fatal), None)
 
 
-def is_full(problem: BaseException) -> bool:
+def kind_of(problem: psycopg.Error) -> type[StoreFailed]:
     """An error that the server answers with means that nothing was written; a lost connection means nothing."""
-    return isinstance(problem, psycopg.errors.DiskFull) and problem.diag.severity_nonlocalized == "ERROR"
+    if problem.sqlstate in REFUSED:
+        return StoreRefused
+    is_full = isinstance(problem, psycopg.errors.DiskFull) and problem.diag.severity_nonlocalized == "ERROR"
+    return StoreFull if is_full else StoreFailed
 
 
 def describe(name: str, arguments: dict[str, Any], schema: str, problem: psycopg.Error) -> str:
