@@ -61,6 +61,21 @@ def test_a_queue_goes_on_while_the_server_is_away_and_loses_nothing(tmp_path: Pa
         assert {str(number) for number in range(60)} - doubtful <= set(found)
 
 
+def test_what_never_reached_the_server_goes_elsewhere_at_once(tmp_path: Path, server: Server) -> None:
+    """Nothing of it can have been written, so nobody waits for the server to come back and say so."""
+    with millpond.open(tmp_path, stores=[at(server)]) as pond:
+        pond.create_queue("q", partitions=2)
+        for number in range(4):
+            pond.produce("q", [str(number)])
+        server.stop()  # its sessions are ended in good order: each is noticed before it is used
+        for number in range(4, 20):
+            pond.produce("q", [str(number)])
+        assert statuses(pond)["pg"] == {"failed"}
+        server.start()
+        until(pond, lambda: statuses(pond)["pg"] == {"open"})
+        assert sorted(texts(pond), key=int) == [str(number) for number in range(20)]
+
+
 def test_a_server_that_is_away_at_the_start_is_no_reason_not_to_open(tmp_path: Path, server: Server) -> None:
     with millpond.open(tmp_path, stores=[at(server)]) as pond:
         pond.create_queue("q", partitions=2)

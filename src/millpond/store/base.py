@@ -31,7 +31,7 @@ class StoreFull(StoreFailed):
 
 
 class StoreRefused(StoreFailed):
-    """Others have taken the partition over, or the turn before is gone. Nothing of the turn was written."""
+    """The store was not reached, or would not have the turn. Nothing of it was written."""
 
 
 class Chunk(msgspec.Struct, gc=False):

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from millpond.store.base import StoreFailed
+from millpond.store.base import StoreFailed, StoreRefused
 from millpond.store.postgres_errors import STATEMENT_TIMEOUT_S, code_of, describe, kind_of, name_of, parse_url
 from millpond.store.postgres_values import Bodies, BodiesDumper, Numbers, NumbersDumper
 from millpond.store.sqlite import load_statements
@@ -88,7 +88,7 @@ class Connections:
         `make`: with a schema that is made if there is none.
         """
         if not self._slots.acquire(timeout=ANSWER_TIMEOUT_S):
-            raise StoreFailed(f"{self.name}: all {self._connections_max} connections are in use; try again later")
+            raise StoreRefused(f"{self.name}: all {self._connections_max} connections are in use; try again later")
         connection = None
         try:
             connection = self._idle_one() or self._connect(make)
@@ -96,7 +96,8 @@ class Connections:
         except psycopg.Error as problem:
             if connection is not None and code_of(problem) == READ_ONLY:
                 connection.close()  # the next one may lead to the server that writes by now
-            raise kind_of(problem)(describe(self.name, self._arguments, self._schema, problem)) from problem
+            kind = StoreRefused if connection is None else kind_of(problem)
+            raise kind(describe(self.name, self._arguments, self._schema, problem)) from problem
         finally:
             if connection is not None:
                 self._give_back(connection)

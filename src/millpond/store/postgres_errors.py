@@ -84,7 +84,6 @@ WHAT_TO_DO = {
     "MP002": "so it was after a failover to a standby that lagged; what is left is read again",
     "MP003": "the queue is being deleted",
 }
-REFUSED = ("MP001", "MP002")
 IN_TEXT = {  # libpq gives no code for what happens before a connection stands
     "password authentication failed": "28P01",
     "no password supplied": "28P01",
@@ -108,10 +107,9 @@ def code_of(problem: psycopg.Error) -> str | None:
 
 def kind_of(problem: psycopg.Error) -> type[StoreFailed]:
     """An error that the server answers with means that nothing was written; a lost connection means nothing."""
-    if problem.sqlstate in REFUSED:
-        return StoreRefused
-    is_full = isinstance(problem, psycopg.errors.DiskFull) and problem.diag.severity_nonlocalized == "ERROR"
-    return StoreFull if is_full else StoreFailed
+    if problem.diag.severity_nonlocalized != "ERROR":
+        return StoreFailed
+    return StoreFull if isinstance(problem, psycopg.errors.DiskFull) else StoreRefused
 
 
 def describe(name: str, arguments: dict[str, Any], schema: str, problem: psycopg.Error) -> str:
