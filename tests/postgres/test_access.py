@@ -46,6 +46,11 @@ def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str) -> No
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize("hosts", ["a,b", "a:1,b", "a,b:2,[::1]:3", "[::1]"])
+def test_several_servers_may_be_named_each_with_its_port_or_without(hosts: str) -> None:
+    PostgresStores(f"postgresql://ann@{hosts}/db?target_session_attrs=read-write")
+
+
 @pytest.mark.parametrize("schema", ["Upper", "two,words", "a-b", "x" * 64, "1st", ""])
 def test_a_schema_must_be_one_plain_word(schema: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot be the schema"):

@@ -135,6 +135,10 @@ def test_a_wrong_number_of_partitions_is_refused(count: Any, expected: str) -> N
         ([StoreSettings(name="m", driver="memory")] * 2, "stores[1].name is 'm' a second time; give each store"),
         ([StoreSettings(name="m", driver="memory", affinity=2)], "stores[0].affinity is 2; use a number from 0.0"),
         ([StoreSettings(name="p", driver="postgres", url="x://y")], "stores[0].url is no address of a database; write"),
+        (
+            [StoreSettings(name="p", driver="postgres", url="postgresql://a@b@c/d")],
+            "store 'p': the url of a PostgreSQL",
+        ),
         ([StoreSettings(name="default", driver="memory")], "stores[0].driver is set for store 'default', which is"),
         ([StoreSettings(name=f"m{n}", driver="memory") for n in range(101)], "stores are 101; use at most 100"),
     ],
@@ -173,6 +177,16 @@ def test_a_store_that_fails_leaves_the_queue_working_on_the_others(tmp_path: Pat
         broken.clear()
         until(pond, lambda: statuses(pond)["b"] == {"open"})
         assert sorted(early + texts(pond), key=int) == [str(number) for number in range(60)]
+
+
+def test_a_partition_that_is_back_shows_no_error(tmp_path: Path, broken: set[str]) -> None:
+    with millpond.open(tmp_path / "data", stores=[NO_DEFAULT, disk(tmp_path, "b"), disk(tmp_path, "c")]) as pond:
+        pond.create_queue("q", partitions=2)
+        broken.add(str(tmp_path / "b"))
+        for number in range(20):
+            pond.produce("q", [str(number)])
+        until(pond, lambda: statuses(pond)["b"] == {"open"})  # it can be read, and nobody writes there
+        assert [one.error for one in pond.stats("q").partitions] == [None, None]
 
 
 def test_a_store_that_is_away_at_the_start_comes_back_with_all_that_is_in_it(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ from millpond.model import StoreSettings
 from millpond.service.validate_stores import problems
 
 HIDDEN = "***"
+SECRETS = ("password", "secret", "scram")  # in the names of what libpq takes as a parameter
 
 
 class StoreTables(Struct, frozen=True):
@@ -68,13 +69,20 @@ def warnings(stores: tuple[StoreSettings, ...]) -> Iterator[str]:
 
 
 def without_password(url: str) -> str:
-    """A store's url as it may be shown."""
+    """A store's url as it may be shown. What libpq takes for a password may have a `?` or a `#` in it."""
     try:
-        parts = urlsplit(url)
-        if parts.password is None and "password" not in parts.query:
-            return url
-        user, _, host = parts.netloc.rpartition("@")
+        urlsplit(url)
     except ValueError:
         return HIDDEN
-    netloc = f"{user.partition(':')[0]}:{HIDDEN}@{host}" if parts.password is not None else parts.netloc
-    return urlunsplit(parts._replace(netloc=netloc, query=HIDDEN if "password" in parts.query else parts.query))
+    scheme, mark, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    name, colon, password = user.partition(":")
+    shown = f"{scheme}{mark}{name}{colon}{HIDDEN if password else ''}{at}{host}{slash}{path}"
+    place, question, query = shown.partition("?")
+    return f"{place}?{HIDDEN}" if any(map(_is_secret, query.split("&"))) else f"{place}{question}{query}"
+
+
+def _is_secret(parameter: str) -> bool:
+    name = unquote(parameter.partition("=")[0]).lower()
+    return any(word in name for word in SECRETS)

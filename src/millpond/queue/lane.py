@@ -511,7 +511,7 @@ class Lane:
             self.mark = job.partition.at
         self.partition = job.partition
         self._rows, self._bytes = job.replayed
-        self.status = Status.OPEN
+        self.status, self.error = Status.OPEN, None
         self.sent.clear()
         self.carrying.clear()
         self.confirming.clear()

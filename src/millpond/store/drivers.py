@@ -41,7 +41,10 @@ def _postgres(settings: StoreSettings) -> Stores:
             f"store {settings.name!r} needs {error.name}, which is not here; install it with:"
             " pip install 'millpond[postgres]'"
         ) from error
-    return PostgresStores(settings.url)
+    try:
+        return PostgresStores(settings.url)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"store {settings.name!r}: {error.message}") from None
 
 
 @runtime_checkable

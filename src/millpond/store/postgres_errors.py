@@ -39,7 +39,8 @@ def parse_url(url: str) -> tuple[dict[str, Any], str]:
     if not found:
         raise InvalidRequest(f"the url of a PostgreSQL store cannot be read; {HOW_TO_WRITE}")
     misplaced = "@" in f"{found.get('host', '')}{found.get('dbname', '')}"
-    if misplaced or not all(port.isdigit() for port in str(found.get("port", "5432")).split(",")):
+    ports = str(found.get("port", "")).split(",")  # of each host; one that is left out is the usual one
+    if misplaced or not all(port.isdigit() for port in ports if port):
         raise InvalidRequest(f"the url of a PostgreSQL store has an @ or / too many; {HOW_TO_WRITE}")
     options, schema = take_schema(str(found.get("options", "")))
     if options:
@@ -65,6 +66,7 @@ def take_schema(options: str) -> tuple[str, str]:
 
 # ---- errors -----------------------------------------------------------------------------------------------
 
+TLS = "TLS"  # in place of a code: nobody answers with one while a connection is being secured
 WHAT_TO_DO = {
     "28P01": "the user or the password is wrong; correct the store's url",
     "28000": "the user may not connect; correct the store's url, or pg_hba.conf on the server",
@@ -83,6 +85,7 @@ WHAT_TO_DO = {
     "MP001": "run one millpond with these queues, and stop the other",
     "MP002": "so it was after a failover to a standby that lagged; what is left is read again",
     "MP003": "the queue is being deleted",
+    TLS: "see sslmode and sslrootcert in the store's url, and the server's certificate",
 }
 IN_TEXT = {  # libpq gives no code for what happens before a connection stands
     "password authentication failed": "28P01",
@@ -96,11 +99,14 @@ IN_TEXT = {  # libpq gives no code for what happens before a connection stands
     "read-only": "25006",
     "not accepting writes": "25006",
 }
+TLS_WORDS = ("certificate", "sslmode", "SSL was required")
 
 
 def code_of(problem: psycopg.Error) -> str | None:
     if problem.sqlstate is not None or not isinstance(problem, psycopg.OperationalError):
         return problem.sqlstate
+    if any(word in str(problem) for word in TLS_WORDS):
+        return TLS
     fatal = str(problem).partition("FATAL:")[2] or str(problem).partition("session is ")[2]
     return next((code for text, code in IN_TEXT.items() if text in fatal), None)
 
