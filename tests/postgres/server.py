@@ -71,10 +71,15 @@ class Server:
             self._identity = [f"--reuid={found.pw_uid}", f"--regid={found.pw_gid}", "--clear-groups"]
         self.port = free_port()
         self._child: subprocess.Popen[bytes] | None = None
+        self._fill()
+
+    def _fill(self) -> None:
+        """Its data directory."""
         arguments = ["-D", self._data, "-U", USER, "-A", "trust", "-E", "utf8", "--no-locale", "--no-sync"]
         subprocess.run(self._command("initdb", arguments), check=True, capture_output=True)
         # Whoever has a password must show it; `postgres` has none.
         rules = f"local all all trust\nhost all {USER} 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+        rules += f"host replication {USER} 127.0.0.1/32 trust\n"
         (self._directory / "data" / "pg_hba.conf").write_text(rules)
 
     # ---- life ----
@@ -137,6 +142,24 @@ class Server:
 
     def _command(self, program: str, arguments: Sequence[str]) -> list[str]:
         return ["setpriv", "--pdeathsig=QUIT", *self._identity, "--", str(self._programs / program), *arguments]
+
+
+class Standby(Server):
+    """Follows a server that runs, by streaming replication."""
+
+    def __init__(self, primary: Server) -> None:
+        self._primary = primary
+        super().__init__()
+
+    def _fill(self) -> None:
+        follow = ["-h", "127.0.0.1", "-p", str(self._primary.port), "-U", USER, "-R", "-c", "fast", "--no-sync"]
+        subprocess.run(
+            self._command("pg_basebackup", ["-D", self._data, *follow]), check=True, capture_output=True, cwd="/"
+        )
+
+    def promote(self) -> None:
+        """It writes when this returns."""
+        subprocess.run(self._command("pg_ctl", ["promote", "-D", self._data]), check=True, capture_output=True, cwd="/")
 
 
 @functools.cache
