@@ -13,7 +13,7 @@ import pytest
 from millpond.clock import ManualClock
 from millpond.embedded import AsyncPond
 from millpond.errors import Unavailable
-from millpond.queue.readings import STALL_MS
+from millpond.queue.lane import STALL_MS
 from millpond.service.manager import REGISTRY_AGAIN_MS
 from millpond.store.base import StoreFailed, StoreFull, Turn
 from millpond.store.sqlite import SqliteRegistry, SqliteStore

@@ -13,6 +13,7 @@ import pytest
 from millpond import AsyncPond, StoreSettings
 from millpond.clock import ManualClock
 from millpond.model import State
+from millpond.queue.lane import STALL_MS
 from millpond.service import manager
 from millpond.service.manager import IDLE_MS
 from millpond.store.base import Turn
@@ -96,6 +97,27 @@ def run(folder: Path, gate: Gate, scenario: Any) -> None:
 
 def spawn(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return asyncio.get_running_loop().create_task(coroutine)
+
+
+def test_its_partitions_are_shown_as_stalled_until_it_answers(tmp_path: Path, gate: Gate) -> None:
+    async def scenario(world: World) -> None:
+        async def shown() -> list[tuple[str, str, str | None]]:
+            stats = await world.pond.stats("slow")
+            assert (await world.pond.queue_info("slow")).partitions == stats.partitions
+            return [(one.store, one.status, one.error) for one in stats.partitions]
+
+        gate.close()
+        leasing = spawn(world.pond.lease("slow", batch=4))
+        await gate.reached()
+        world.clock.advance(STALL_MS)
+        assert await shown() == [("default", "open", None), ("slow", "open", None)]
+        world.clock.advance(1)
+        assert await shown() == [("default", "open", None), ("slow", "stalled", "its store does not answer")]
+        gate.open()
+        await leasing
+        assert await shown() == [("default", "open", None), ("slow", "open", None)]
+
+    run(tmp_path, gate, scenario)
 
 
 def test_deleting_a_queue_there_holds_up_no_other(tmp_path: Path, gate: Gate) -> None:

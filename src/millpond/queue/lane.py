@@ -24,7 +24,7 @@ from millpond.history.format import (
     encode_records,
     run_span,
 )
-from millpond.model import PartitionDefinition, QueueSettings
+from millpond.model import REQUEST_TIMEOUT_MS, PartitionDefinition, QueueSettings
 from millpond.queue.bodies import Bodies, Budget, Records, weigh
 from millpond.queue.leases import Lease
 from millpond.queue.named import Named
@@ -51,6 +51,7 @@ TRIM_INTERVAL_TURNS = 500  # or after so many turns: a store drops more rows tha
 PROBE_MS, PROBE_MS_MAX = 100, 30_000  # second and longest wait before a failed store is tried again
 NEVER = 1 << 62  # the deadline of a part that nobody waits for
 NAMED_MAX = 1 << 20  # staged items up to which names stay at hand until they are published: 60 MB; more are read again
+STALL_MS = REQUEST_TIMEOUT_MS  # a job that takes longer has kept requests waiting until they gave up
 FORGIVE_TURNS = 1_000  # good turns after which earlier failures no longer count against a partition
 
 
@@ -132,11 +133,12 @@ class Draft:
 class Job:
     """Work for a lane's commit thread. `run` touches the store and the job, never the lane."""
 
-    __slots__ = ("error", "lane")
+    __slots__ = ("began_at", "error", "lane")
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.error: Exception | None = None
+        self.began_at: int | None = None
 
     def run(self) -> None:
         try:
@@ -332,6 +334,13 @@ class Lane:
     @property
     def free(self) -> bool:
         return self.job is None and self.status is Status.OPEN
+
+    def job_age(self, now: int) -> int:
+        return 0 if self.job is None or self.job.began_at is None else now - self.job.began_at
+
+    def stalled(self, now: int) -> bool:
+        """Its store does not answer."""
+        return self.job_age(now) > STALL_MS
 
     @property
     def writable(self) -> bool:

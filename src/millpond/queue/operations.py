@@ -478,7 +478,7 @@ def _info(error: MillpondError) -> ErrorInfo:
 
 
 def answer_stats(queue: QueueState, request: GetStats, now: int) -> None:
-    partitions = [partition_stats(queue, queue.lanes[index]) for index in sorted(queue.lanes)]
+    partitions = [partition_stats(queue, queue.lanes[index], now) for index in sorted(queue.lanes)]
     totals: dict[str, int] = defaultdict(int, queue.definition.past_totals)
     oldest: int | None = None
     for lane in queue.lanes.values():
@@ -503,15 +503,16 @@ def answer_stats(queue: QueueState, request: GetStats, now: int) -> None:
     )
 
 
-def partition_stats(queue: QueueState, lane: Lane) -> PartitionStats:
+def partition_stats(queue: QueueState, lane: Lane, now: int) -> PartitionStats:
+    stalled = lane.stalled(now)
     drains = lane.index in queue.draining and lane.status is Status.OPEN
     return PartitionStats(
         partition=lane.index,
         store=lane.definition.store,
-        status="full" if lane.full else "draining" if drains else str(lane.status),
+        status="stalled" if stalled else "full" if lane.full else "draining" if drains else str(lane.status),
         counts=counts_of(queue, lane) if lane.known else {},
         failures=lane.failures,
-        error=lane.error,
+        error=lane.error or ("its store does not answer" if stalled else None),
         last_number=lane.partition.next_number - 1 if lane.known else 0,
     )
 

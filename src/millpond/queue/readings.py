@@ -7,13 +7,11 @@ from itertools import islice, repeat
 from operator import sub
 
 from millpond.meters import STATES, TRANSITIONS, QueueReading, added
-from millpond.model import REQUEST_TIMEOUT_MS
 from millpond.queue.columns import IntColumn
 from millpond.queue.lane import Lane, Status
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.partition import Partition
 
-STALL_MS = REQUEST_TIMEOUT_MS  # a job that takes longer has kept requests waiting until they gave up
 COUNT_MAX = 10_000  # entries that are counted one by one: half a millisecond
 PRIORITIES_MAX = 50  # of which the oldest item is looked for: the least urgent, where items wait longest
 AWAY = ("failed", "stalled")
@@ -23,9 +21,9 @@ _NONE = [0] * len(TRANSITIONS)
 Totals = dict[int, list[int]]  # by partition
 
 
-def lane_status(lane: Lane, job_age: int) -> str:
+def lane_status(lane: Lane, now: int) -> str:
     """`stalled`: its store does not answer. `full`: it takes no items, but ends those that it has."""
-    if lane.job is not None and job_age > STALL_MS:
+    if lane.stalled(now):
         return "stalled"
     return "full" if lane.full and lane.status is Status.OPEN else lane.status.value
 
@@ -53,7 +51,7 @@ class LaneLook:
 
 
 class QueueLook:
-    """`began` is when each lane's last job was begun. `seen` are totals from before the queue last slept."""
+    """`seen` are totals from before the queue last slept."""
 
     def __init__(self, queue: LogicalQueue, seen: Totals) -> None:
         self._queue = queue
@@ -61,7 +59,6 @@ class QueueLook:
         self._lanes: dict[int, LaneLook] = {}
         past = queue.state.definition.past_totals
         self._past = [past.get(name, 0) for name in TRANSITIONS]  # those that go from here on stay in `_lanes`
-        self.began: dict[int, int] = {}
 
     def loaded(self, index: int, partition: Partition) -> None:
         """It was read back from its store, where a turn that memory had may be missing."""
@@ -71,19 +68,13 @@ class QueueLook:
         else:
             known.turn = -1
 
-    def status(self, lane: Lane, now: int) -> str:
-        return lane_status(lane, self.job_age(lane, now))
-
-    def job_age(self, lane: Lane, now: int) -> int:
-        return 0 if lane.job is None else now - self.began.get(lane.index, now)
-
     def read(self, now: int) -> QueueReading:
         state = self._queue.state
         counts = _EMPTY
         oldest: int | None = None
         away = 0
         for lane in state.lanes.values():
-            away += self.status(lane, now) in AWAY
+            away += lane_status(lane, now) in AWAY
             look = self._lanes.get(lane.index)
             if look is not None:
                 look.look(lane.partition)

@@ -220,7 +220,7 @@ class Runner:
     def _run_jobs(self, now: int) -> None:
         jobs, self.queue.jobs = self.queue.jobs, []
         for job in jobs:
-            self.look.began[job.lane.index] = now
+            job.began_at = now
             if job.lane.store.blocking:
                 self._thread(job.lane).put(job)
             else:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from millpond.model import Check, Health
-from millpond.queue.readings import AWAY
+from millpond.queue.readings import AWAY, lane_status
 from millpond.queue.runner import Runner
 
 OK = Check(status="ok")
@@ -33,7 +33,7 @@ def liveness(runners: Iterable[Runner], registry_thread_alive: bool) -> Health:
 def readiness(*, is_open: bool, draining: bool, registry: Check, runners: Iterable[Runner], now: int) -> Health:
     statuses: Counter[str] = Counter()
     for runner in runners:
-        statuses.update(runner.look.status(lane, now) for lane in runner.queue.state.lanes.values())
+        statuses.update(lane_status(lane, now) for lane in runner.queue.state.lanes.values())
     return _health(
         "ready",
         "not_ready",

@@ -49,10 +49,9 @@ from millpond.model import (
     to_datetime,
 )
 from millpond.queue.bodies import Bodies, Budget
-from millpond.queue.lane import Lane, Status, meta_lane
+from millpond.queue.lane import STALL_MS, Lane, Status, meta_lane
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.operations import partition_stats
-from millpond.queue.readings import STALL_MS
 from millpond.queue.requests import Arrive, Forget, GetStats
 from millpond.queue.runner import Runner
 from millpond.service.call_thread import CallThread
@@ -228,7 +227,8 @@ class QueuesManager:
         if runner is not None:
             state = runner.queue.state
             lanes = sorted((lane for lane in state.everyone if lane is not state.meta), key=lambda lane: lane.index)
-            return [partition_stats(state, lane) for lane in lanes]  # those that are new and not read yet too
+            now = self._clock.now()
+            return [partition_stats(state, lane, now) for lane in lanes]  # those that are new and not read yet too
         return [
             PartitionStats(partition=one.partition, store=one.store, status="closed", counts={})
             for one in self.definition(name).partitions

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from millpond.meters import OTHER_QUEUES, STATES, EngineMeter, EngineReading, QueueReading, added
-from millpond.queue.readings import Totals
+from millpond.queue.readings import Totals, lane_status
 from millpond.queue.runner import Runner
 
 NAMED_MAX = 500  # queues shown by name: some 10,000 lines a scrape
@@ -62,9 +62,9 @@ class EngineReader:
         for runner in self._runners.values():
             for lane in runner.queue.state.lanes.values():
                 store = lane.definition.store
-                key = store, runner.look.status(lane, now)
+                key = store, lane_status(lane, now)
                 partitions[key] = partitions.get(key, 0) + 1
-                job_ages[store] = max(job_ages[store], runner.look.job_age(lane, now))
+                job_ages[store] = max(job_ages[store], lane.job_age(now))
         return EngineReading(
             queues=queues,
             awake=len(self._runners),
