@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import millpond
+from millpond.errors import InvalidRequest, LeaseLost
 from millpond.model import LeasedItem
 from millpond.tasks import Context, GiveUp, RetryLater
 
 app = millpond.App(data=":memory:")
 kept: list[bytes] = []
+stopped: list[str] = []
 
 
 @app.task
@@ -95,6 +100,66 @@ async def fork() -> int:
     if pid == 0:
         time.sleep(1000)  # noqa: ASYNC251 - in a process of its own
     return pid
+
+
+@app.task(max_attempts=1)
+def come_back(context: Context, how: str) -> list[Any]:
+    """In a fork too; what that exits with, and what it was told of the context."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            context.write_state({"by": "the fork"})
+        except InvalidRequest as error:
+            os.write(writing, error.message.encode())
+        if how == "exit":
+            sys.exit(3)
+        if how == "raise":
+            raise ValueError(how)
+        return ["the fork"]
+    os.close(writing)
+    with open(reading) as told:
+        words = told.read()
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), words]
+
+
+@app.task(max_attempts=1)
+async def come_back_async(how: str) -> int:
+    if (pid := os.fork()) == 0:
+        if how == "raise":
+            raise ValueError(how)
+        return 42
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+@app.task(max_attempts=1)
+def talk_on(context: Context) -> None:
+    """By a thread that is still there when the next jobs run."""
+
+    def talk() -> None:
+        while True:
+            context.progress(0.1, note="talked on")
+            try:
+                context.write_state({"by": "talk_on"})
+            except LeaseLost as error:
+                stopped.append(error.message)
+                return
+
+    threading.Thread(target=talk, daemon=True).start()
+
+
+@app.task(max_attempts=1)
+def listen(context: Context) -> list[Any]:
+    """What the thread of `talk_on` heard; whose state this is, after some writes."""
+    for n in range(50):
+        context.write_state({"by": "listen", "n": n})
+    return [context.state, stopped]
+
+
+@app.task(max_attempts=1)
+def leave_behind(path: str) -> None:
+    away = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    Path(path).write_text(f"{os.getpid()} {away.pid}")
 
 
 @app.task(max_attempts=1)

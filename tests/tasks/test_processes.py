@@ -29,15 +29,15 @@ PLACE = "tests.tasks.pool_app:app"
 
 
 @asynccontextmanager
-async def working(data: Path, *, lease_timeout: Any = None, **limits: Any) -> AsyncIterator[Worker]:
+async def working(data: Path, *, slots: int = 2, lease_timeout: Any = None, **limits: Any) -> AsyncIterator[Worker]:
     app, where = pool_app.app, Where(data=str(data))
     async with millpond.open_async(data) as pond:
         portal = Portal(asyncio.get_running_loop(), pond)
         app.connection.bind(portal)
         await pond.create_queue("orders", completed_retention="1d")
-        pools = executors(app, pond, slots=2, pool="processes", place=PLACE, where=where, **limits)
+        pools = executors(app, pond, slots=slots, pool="processes", place=PLACE, where=where, **limits)
         queues = {"jobs": 1.0, "orders": 1.0}
-        worker = Worker(pond, pools, queues=queues, slots=2, services=False, lease_timeout=lease_timeout)
+        worker = Worker(pond, pools, queues=queues, slots=slots, services=False, lease_timeout=lease_timeout)
         work = asyncio.create_task(worker.run(signals=False))
         try:
             yield worker
@@ -158,6 +158,48 @@ def test_a_task_ends_with_its_lease_also_where_the_worker_is_stopped(
             with pytest.raises(TaskFailed):
                 await handle.result()
             assert await (await pool_app.double.enqueue_async(1)).result() == 2
+
+    run(go)
+
+
+def test_a_fork_that_comes_back_from_its_task_ends_and_tells_of_no_job(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with working(tmp_path):
+            for how, code in (("return", 0), ("exit", 3), ("raise", 1)):
+                forked = await pool_app.come_back.enqueue_async(how)
+                doubled = await pool_app.double.map_async(range(10))
+                found, told = await forked.result()
+                assert (found, told) == (
+                    code,
+                    "this process was forked by the task; use the context where the task runs",
+                )
+                assert [await one.result() for one in doubled] == [2 * n for n in range(10)]
+            for how, code in (("return", 0), ("raise", 1)):
+                assert await (await pool_app.come_back_async.enqueue_async(how)).result() == code
+
+    run(go)
+
+
+def test_a_thread_that_outlives_its_task_does_not_speak_for_the_next_one(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with working(tmp_path, slots=1):
+            await (await pool_app.talk_on.enqueue_async()).result(timeout=10)
+            results = [await (await pool_app.listen.enqueue_async()).result(timeout=10) for _ in range(20)]
+            state, [told] = results[-1]
+            assert state == {"by": "listen", "n": 49}
+            assert told.startswith("the attempt has ended, and its context with it")
+
+    run(go)
+
+
+def test_what_tasks_have_left_running_ends_with_their_process(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pids")
+
+    async def go() -> None:
+        async with working(tmp_path / "data"):
+            await pool_app.leave_behind.enqueue_async(str(path))
+            pids = await begun(path)
+        await all_gone(pids)
 
     run(go)
 

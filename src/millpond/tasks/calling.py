@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import msgspec
 
@@ -89,8 +91,13 @@ def perform(found: Found, context: Context, spec: JobSpec | None, leave: Callabl
     before = set_current(context)
     try:
         run, args, kwargs = prepared(found, context, spec)
+        process = os.getpid()
         try:
-            result = run.function(*args, **kwargs)
+            try:
+                result = run.function(*args, **kwargs)
+            finally:
+                if os.getpid() != process:
+                    end_fork()
         except Exception as error:
             if leave is not None:
                 leave()
@@ -113,7 +120,13 @@ async def perform_async(found: Found, context: Context, spec: JobSpec | None) ->
     set_current(context)
     try:
         run, args, kwargs = prepared(found, context, spec)
-        return finished(await run.function(*args, **kwargs), context)
+        process = os.getpid()
+        try:
+            result = await run.function(*args, **kwargs)
+        finally:
+            if os.getpid() != process:
+                end_fork()
+        return finished(result, context)
     except Refused as refused:
         return refused.outcome
     except (asyncio.CancelledError, Interrupted):
@@ -148,6 +161,20 @@ def _handler(found: Found, context: Context) -> Runs:
 
 
 # ---- after ------------------------------------------------------------------------------------------------
+
+
+def end_fork() -> NoReturn:
+    """For a process that a task has forked and that came back from the task: the job is its parent's, and goes on."""
+    error = sys.exc_info()[1]
+    code: object = error.code if isinstance(error, SystemExit) else error
+    if code is not None and not isinstance(code, int):
+        traceback.print_exception(error)
+        code = 1
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(int(code or 0) & 0xFF)
 
 
 def finished(result: Any, context: Context) -> Outcome:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from millpond.errors import InvalidRequest, MillpondError, made
+from millpond.errors import InvalidRequest, LeaseLost, MillpondError, made
 from millpond.model import LeasedItem
 from millpond.tasks.app import App
 from millpond.tasks.calling import INTERRUPTED, log, perform, spec_of, told
@@ -56,11 +56,27 @@ class Line:
         self._tickets = tickets
         self._unpacking = Unpacking()
         self._waiting: deque[ToProcess] = deque()
-        self._one = threading.Lock()  # a task may have threads of its own
+        self._speaker: LineNotes | None = None  # of the job in hand
+        self._one = threading.RLock()  # a task may have threads of its own; and what is collected meanwhile may log
 
     def send(self, frame: FromProcess) -> None:
         with self._one:
             self._channel.sendall(packed(frame))
+
+    def begin(self, notes: LineNotes) -> None:
+        self._speaker = notes
+
+    def end(self, outcome: Outcome) -> None:
+        """From here on nobody speaks for the job: a thread that it has left would speak for the next one."""
+        with self._one:
+            self._speaker = None
+            self._channel.sendall(packed(Ended(outcome)))
+
+    def tell(self, notes: LineNotes, frame: FromProcess) -> None:
+        """For the job in hand. What comes when it has ended is of no interest any more."""
+        with self._one:
+            if self._speaker is notes:
+                self._channel.sendall(packed(frame))
 
     def next(self) -> ToProcess | None:
         """None: the worker has closed it."""
@@ -81,8 +97,11 @@ class Line:
                 return job
         return None
 
-    def ask(self, frame: FromProcess) -> Answer:
+    def ask(self, notes: LineNotes, frame: FromProcess) -> Answer:
+        """For the job in hand."""
         with self._one:
+            if self._speaker is not notes:
+                raise LeaseLost("the attempt has ended, and its context with it; wait for threads before you return")
             self._channel.sendall(packed(frame))
             early: list[ToProcess] = []
             while not isinstance(found := self.next(), Answer):
@@ -124,10 +143,10 @@ class LineNotes:
         self._line = line
 
     def progress(self, progress: dict[str, Any]) -> None:
-        self._line.send(Progress(progress))
+        self._line.tell(self, Progress(progress))
 
     def write(self, state: Mapping[str, Any]) -> None:
-        answer = self._line.ask(Write(_sendable(state)))
+        answer = self._line.ask(self, Write(_sendable(state)))
         self.doc = dict(state)
         self.cancelled = self.cancelled or answer.cancelled
 
@@ -135,7 +154,7 @@ class LineNotes:
         self.write(state)
 
     def max_attempts(self) -> int | None:
-        found: int | None = self._line.ask(Limit()).value
+        found: int | None = self._line.ask(self, Limit()).value
         return found
 
 
@@ -163,7 +182,7 @@ class Work:
             return
         self._line.send(Ready())
         while (job := self._line.next_job()) is not None:
-            self._line.send(Ended(self._perform(app, job)))
+            self._line.end(self._perform(app, job))
         app.close()
 
     def _perform(self, app: App, job: Job) -> Outcome:
@@ -173,9 +192,9 @@ class Work:
             fields = job.fields
             item = LeasedItem(fields.payload, 0, None, fields)
             spec = spec_of(item)
-            context = Context(
-                item, job.queue, None if spec is None else spec.task, LineNotes(self._line, fields.state_doc)
-            )
+            notes = LineNotes(self._line, fields.state_doc)
+            context = Context(item, job.queue, None if spec is None else spec.task, notes)
+            self._line.begin(notes)
             self._in_task = True
             outcome = perform(app, context, spec)
             self._in_task = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
@@ -36,11 +37,12 @@ class Notes(Protocol):
 class Context:
     """One attempt of a job. It belongs to the task that runs it, and is of no use once that has ended."""
 
-    __slots__ = ("_item", "_notes", "queue", "task")
+    __slots__ = ("_item", "_notes", "_process", "queue", "task")
 
     def __init__(self, item: LeasedItem, queue: str, task: str | None, notes: Notes) -> None:
         self._item = item
         self._notes = notes
+        self._process = os.getpid()
         self.queue = queue
         self.task = task
 
@@ -63,7 +65,7 @@ class Context:
     @property
     def max_attempts(self) -> int | None:
         """0 is no limit; None where the token may not look."""
-        return self._notes.max_attempts()
+        return self._writer().max_attempts()
 
     @property
     def fencing_token(self) -> int:
@@ -92,10 +94,10 @@ class Context:
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Durable on return, and there for the next attempt; gone when the job is completed."""
-        self._notes.write(_checked(state))
+        self._writer().write(_checked(state))
 
     async def write_state_async(self, state: Mapping[str, Any]) -> None:
-        await self._notes.write_async(_checked(state))
+        await self._writer().write_async(_checked(state))
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """`progress(0.5)` or `progress(50, 100, "halfway")`: shown by `millpond job show`.
@@ -110,7 +112,13 @@ class Context:
             shown |= {"done": done, "total": total}
         if note:
             shown["note"] = sendable(str(note))[:NOTE_MAX]
-        self._notes.progress(shown)
+        self._writer().progress(shown)
+
+    def _writer(self) -> Notes:
+        """Who writes them down is not there in a process that the task has forked."""
+        if os.getpid() != self._process:
+            raise InvalidRequest("this process was forked by the task; use the context where the task runs")
+        return self._notes
 
 
 NOTE_MAX: Final = 200  # characters: a line of a table

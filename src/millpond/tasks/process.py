@@ -162,8 +162,7 @@ class Process(asyncio.Protocol):
     async def _wait(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
         signal_group(process.pid, signal.SIGKILL)
-        if code:  # it was killed, and could not see to what it had started
-            await asyncio.to_thread(end_leftovers, self._has_started, LEFTOVER_PATIENCE)
+        await asyncio.to_thread(end_leftovers, self._has_started, LEFTOVER_PATIENCE)  # what has left its group
         if self._transport is not None:
             await asyncio.wait([self._lost], timeout=CLOSE_S)  # what it said last
         os.close(self._life)
