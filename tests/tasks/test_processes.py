@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,29 @@ def test_a_task_ends_with_its_lease_also_where_the_worker_is_stopped(
             assert await (await pool_app.double.enqueue_async(1)).result() == 2
 
     run(go)
+
+
+def test_crashes_among_jobs_that_are_done_do_not_make_the_pool_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered: list[int] = []
+
+    def no_pause(crashes: Sequence[float], now: float) -> float:
+        remembered.append(len(crashes))
+        return 0.0
+
+    monkeypatch.setattr("millpond.tasks.processes.pause", no_pause)
+
+    async def go() -> None:
+        async with working(tmp_path, slots=1):
+            for crashes in (2, 1):
+                for _ in range(crashes):
+                    with pytest.raises(TaskFailed, match="killed by SIGSEGV"):
+                        await (await pool_app.crash.enqueue_async()).result()
+                assert await (await pool_app.double.enqueue_async(1)).result() == 2
+
+    run(go)
+    assert remembered == [1, 2, 1]
 
 
 def test_a_fork_that_comes_back_from_its_task_ends_and_tells_of_no_job(tmp_path: Path) -> None:

@@ -173,6 +173,8 @@ class ProcessPool:
 
     def _ended(self, process: Process, entry: Entry, outcome: Outcome, seconds: float) -> None:
         self._average += 0.1 * (seconds - self._average)
+        if outcome.ok:
+            self._crashes.clear()  # not all of them crash: those that do must not keep the others waiting
         self._outcomes.put(entry, outcome)
         self._look_at_memory(process)
         if not process.count and not self._may_serve(process):
