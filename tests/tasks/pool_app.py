@@ -83,6 +83,13 @@ def crash() -> None:
 
 
 @app.task(max_attempts=1)
+def mark(path: str) -> None:
+    """A line for each run; and waits until somebody reads it."""
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+@app.task(max_attempts=1)
 def crash_behind(path: str) -> None:
     """A fork that has left the session keeps all files of the process open."""
     away = os.fork()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ import millpond
 from millpond.errors import InvalidRequest
 from millpond.tasks import TaskCancelled, TaskFailed
 from millpond.tasks.connection import Where
+from millpond.tasks.frames import Answer
 from millpond.tasks.pools import executors
 from millpond.tasks.portal import Portal
+from millpond.tasks.process import Process
 from millpond.worker.runner import Worker
 from tests.tasks import pool_app
 from tests.tasks.working import run
@@ -29,13 +32,15 @@ PLACE = "tests.tasks.pool_app:app"
 
 
 @asynccontextmanager
-async def working(data: Path, *, slots: int = 2, lease_timeout: Any = None, **limits: Any) -> AsyncIterator[Worker]:
+async def working(
+    data: Path, *, slots: int = 2, processes: int | None = None, lease_timeout: Any = None, **limits: Any
+) -> AsyncIterator[Worker]:
     app, where = pool_app.app, Where(data=str(data))
     async with millpond.open_async(data) as pond:
         portal = Portal(asyncio.get_running_loop(), pond)
         app.connection.bind(portal)
         await pond.create_queue("orders", completed_retention="1d")
-        pools = executors(app, pond, slots=slots, pool="processes", place=PLACE, where=where, **limits)
+        pools = executors(app, pond, slots=processes or slots, pool="processes", place=PLACE, where=where, **limits)
         queues = {"jobs": 1.0, "orders": 1.0}
         worker = Worker(pond, pools, queues=queues, slots=slots, services=False, lease_timeout=lease_timeout)
         work = asyncio.create_task(worker.run(signals=False))
@@ -66,6 +71,25 @@ async def all_gone(pids: list[int]) -> None:
 async def begun(path: Path) -> list[int]:
     """What the task writes into a pipe: opening that waits for it."""
     return [int(pid) for pid in (await asyncio.to_thread(path.read_text)).split()]
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not happened():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+
+def known(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+    """The processes of pools, as they are made."""
+    made: list[Process] = []
+
+    class Known(Process):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            made.append(self)
+
+    monkeypatch.setattr("millpond.tasks.processes.Process", Known)
+    return made
 
 
 def test_tasks_and_consumers_run_in_processes_with_their_context(tmp_path: Path) -> None:
@@ -183,6 +207,53 @@ def test_crashes_among_jobs_that_are_done_do_not_make_the_pool_slower(
 
     run(go)
     assert remembered == [1, 2, 1]
+
+
+def test_what_a_process_has_told_before_it_died_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the worker writes to it before it reads: what had ended is not run again, nor is it to blame."""
+    made = known(monkeypatch)
+    monkeypatch.setattr("millpond.tasks.processes.SHORT_S", 60.0)
+    monkeypatch.setattr("millpond.tasks.processes.MOMENT_S", 60.0)  # so jobs are sent ahead
+    os.mkfifo(path := tmp_path / "runs")
+
+    async def go() -> None:
+        async with working(tmp_path / "data", slots=3, processes=1):
+            await (await pool_app.double.enqueue_async(1)).result()
+            [process] = made
+            ended = await pool_app.mark.enqueue_async(str(path))
+            crashed = await pool_app.crash.enqueue_async()
+            unbegun = await pool_app.double.enqueue_async(2)
+            await until(lambda: process.count == 3)
+            assert process.pid is not None
+            handle = os.pidfd_open(process.pid)
+            path.read_text()
+            select.select([handle], [], [])  # nothing is read meanwhile
+            os.close(handle)
+            process._send(Answer())  # whatever is written
+            await ended.result()
+            with pytest.raises(TaskFailed, match="killed by SIGSEGV"):
+                await crashed.result()
+            assert await unbegun.result() == 4
+
+    run(go)
+
+
+def test_a_job_that_a_process_has_not_begun_is_not_what_it_died_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = known(monkeypatch)
+
+    async def go() -> None:
+        async with working(tmp_path, slots=1):
+            pid = await (await pool_app.grow.enqueue_async(0)).result()
+            os.kill(pid, signal.SIGSTOP)
+            handle = await pool_app.double.options(max_attempts=1).enqueue_async(2)
+            [process] = made
+            await until(lambda: process.count == 1)
+            os.kill(pid, signal.SIGKILL)
+            assert await handle.result() == 4
+
+    run(go)
 
 
 def test_a_fork_that_comes_back_from_its_task_ends_and_tells_of_no_job(tmp_path: Path) -> None:

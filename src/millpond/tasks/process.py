@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, cast
 
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from millpond.tasks.child import DEADLINE
 from millpond.tasks.ending import end_tree
 from millpond.tasks.entries import Entry
 from millpond.tasks.frames import (
+    READ_BYTES,
     Answer,
     Broken,
     Ended,
@@ -47,11 +48,13 @@ CLOSE_S: Final = 5.0  # for a process that has nothing to do to end
 KEEP_S: Final = 1.0  # between two looks at which jobs have begun and how long they may run; shorter ones need no watch
 
 OnEnded = Callable[["Process", Entry, Outcome, float], None]
-OnGone = Callable[["Process", str, Sequence[Entry]], None]
+OnGone = Callable[["Process", str, Sequence[Entry], Sequence[Entry]], None]
 
 
 class Process(asyncio.Protocol):
-    """`ended` is called with each job, `gone` once when the process has ended, with what it had in hand."""
+    """`ended` is called with each job; `gone` once when the process has ended, with what it died of, if it was one of
+    its jobs, and with those that are to begin anew.
+    """
 
     def __init__(self, hello: Hello, ended: OnEnded, gone: OnGone) -> None:
         self._hello = hello
@@ -64,6 +67,7 @@ class Process(asyncio.Protocol):
         self._loaded: asyncio.Future[None] = self._loop.create_future()
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
+        self._channel = -1  # for what is left to be read once the transport has ended
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._life = -1
@@ -166,6 +170,7 @@ class Process(asyncio.Protocol):
         if self._transport is not None:
             await asyncio.wait([self._lost], timeout=CLOSE_S)  # what it said last
         os.close(self._life)
+        unbegun = self.take_back()
         self._tickets.close()
         if self._kill is not None:
             self._kill.cancel()
@@ -173,8 +178,9 @@ class Process(asyncio.Protocol):
         if not self._loaded.done():
             self._loaded.set_exception(InvalidRequest(f"the process ended before it had loaded the app: {how}"))
             self._loaded.exception()  # who started it may have given up
-        left, self._entries = [*self._again, *self._entries], deque()
-        self._on_gone(self, how, left)
+        begun, self._entries = [*self._entries], deque()
+        of = begun[:1] if self.ended in (None, *begun[:1]) else []
+        self._on_gone(self, how, of, [*self._again, *begun[len(of) :], *unbegun])
 
     def keep(self) -> None:
         """Tells the watcher how long the job in hand may run: until its lease is over, if nobody extends it."""
@@ -238,9 +244,14 @@ class Process(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._channel = os.dup(transport.get_extra_info("socket").fileno())
 
     def connection_lost(self, error: Exception | None) -> None:
+        """To write to a process that has gone ends the transport, with all that was not read yet."""
         self._lost.set_result(None)
+        with socket.socket(fileno=self._channel) as channel:
+            for data in _unread(channel):
+                self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
         for body in self._unpacking.feed(data):
@@ -293,6 +304,14 @@ class Process(asyncio.Protocol):
     def _send(self, frame: Hello | Job | Answer) -> None:
         if self._transport is not None:
             self._transport.write(packed(frame))
+
+
+def _unread(channel: socket.socket) -> Iterator[bytes]:
+    try:
+        while data := channel.recv(READ_BYTES, socket.MSG_DONTWAIT):
+            yield data
+    except OSError:  # no more, or it died before it had read all that it was sent
+        pass
 
 
 def _say(life: int, deadline: float) -> None:

@@ -80,7 +80,7 @@ class ProcessPool:
         self._keep()
         for process in list(self._processes):
             if process.gone is not None:
-                self._gone(process, process.gone, ())
+                self._gone(process, process.gone, (), ())
 
     async def stop(self, *, force: bool) -> None:
         if force:
@@ -183,13 +183,11 @@ class ProcessPool:
 
     # ---- processes that end -----------------------------------------------------------------------------------
 
-    def _gone(self, process: Process, how: str, left: Sequence[Entry]) -> None:
-        """Of those left the first was in hand. Where we killed the process for another it begins anew, as the rest."""
-        if left and process.ended in (None, left[0]):
-            self._outcomes.put(left[0], Outcome(ok=False, error=f"the process of the task died: {how}"))
-            left = left[1:]
+    def _gone(self, process: Process, how: str, of: Sequence[Entry], left: Sequence[Entry]) -> None:
+        for entry in of:
+            self._outcomes.put(entry, Outcome(ok=False, error=f"the process of the task died: {how}"))
         for entry in reversed(left):
-            if entry.job.ending is None:
+            if entry.job.ending is None and not entry.timed_out:
                 self._waiting.appendleft(entry)
             else:
                 self._outcomes.put(entry, INTERRUPTED)
