@@ -72,8 +72,10 @@ class FakeExecutor:
 
 
 class BacklogExecutor(FakeExecutor):
+    begins = 1  # of those that it has; the others are its backlog
+
     def take_back(self) -> Sequence[Running]:
-        kept = list(self.running)[1:]  # the first one is the one that runs
+        kept = list(self.running)[self.begins :]
         for job in kept:
             del self.running[job]
         return kept

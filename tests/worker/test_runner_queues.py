@@ -18,6 +18,7 @@ from millpond.worker.executors import DONE, Done, Running
 from millpond.worker.runner import Worker
 from tests.worker.fakes import (
     Away,
+    BacklogExecutor,
     FakeExecutor,
     at_work,
     count_of,
@@ -101,6 +102,27 @@ def test_a_full_worker_leaves_items_to_one_that_has_time(monkeypatch: pytest.Mon
                 assert await lease_given_back(pond, 5, queue=other) == 2
                 executor.finish(job)
                 await executor.next()
+
+    asyncio.run(go())
+
+
+def test_a_worker_whose_executor_begins_nothing_for_a_while_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpond.worker.crew.HOARD_S", 0.05)
+
+    async def go() -> None:
+        async with AsyncPond(":memory:") as pond:
+            [first] = await put(pond, task())
+            executor = BacklogExecutor()
+            executor.begins = 0
+            async with at_work(worker_on(pond, executor, lease_timeout=0.4)):
+                await executor.next()
+                await until(lambda: gone_from(executor), bool)
+                executor.begins = 1
+                executor.finish(await executor.next())
+                await until_state(pond, first, "completed")
+
+    async def gone_from(executor: BacklogExecutor) -> bool:
+        return not executor.running
 
     asyncio.run(go())
 

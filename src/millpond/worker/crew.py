@@ -152,6 +152,8 @@ class Crew:
             asker.withdraw()
         self.dispatch.give_back_waiting()
         self.dispatch.give_back_backlogs()
+        if self.slots.running < self.slots.count:  # an executor had begun less than it could: it may be about to
+            self._moved()
 
     # ---- executors that crash -----------------------------------------------------------------------------------
 
