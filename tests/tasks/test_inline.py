@@ -44,6 +44,16 @@ def fail(error: str = "boom") -> None:
     raise ValueError(error)
 
 
+@app.task(max_attempts=1)
+async def fail_together() -> None:
+    async def alone(error: Exception) -> None:
+        raise error
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(alone(ValueError("one")))
+        group.create_task(alone(ExceptionGroup("inner", [KeyError("two"), OSError("three")])))
+
+
 @app.task(queue="other", encoding="msgpack")
 async def parent(n: int) -> bytes:
     await add.enqueue_async(n)
@@ -95,6 +105,19 @@ def test_a_failure_is_tried_again_after_its_backoff_until_the_job_is_dead(testin
         handle.result()
     assert (caught.value.reason, caught.value.id) == ("max_attempts", handle.id)
     assert "test_inline.py" in str(caught.value.error)
+
+
+def test_a_group_of_errors_tells_of_each(testing: Testing) -> None:
+    with pytest.raises(TaskFailed) as caught:
+        fail_together.enqueue().result()
+    first, *each = str(caught.value.error).splitlines()
+    assert first == "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)"
+    assert [line.partition(", at ")[0] for line in each] == [
+        "  ValueError: one",
+        "  KeyError: 'two'",
+        "  OSError: three",
+    ]
+    assert each[0].endswith(" in alone")
 
 
 def test_a_task_says_when_it_is_tried_again_or_that_it_is_not(testing: Testing) -> None:

@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import msgspec
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("millpond.tasks")
 
 INTERRUPTED: Final = Outcome(ok=False, error="interrupted")  # who interrupts it knows why
+GROUP_MAX: Final = 5  # errors of a group that are told: the log has them all
+GROUP_CHARS_MAX: Final = 300  # of each
 _SMALL_INT: Final = 1 << 63  # beyond it not every store can say it
 
 
@@ -218,10 +221,27 @@ def failed(error: BaseException, context: Context) -> Outcome:
 
 
 def told(error: BaseException) -> str:
-    """The error in words, and the place in the task that it came from."""
+    """The error in words, and the place in the task that it came from. Of a group: also the errors in it."""
     words = sendable("".join(traceback.format_exception_only(error)).strip())
+    if isinstance(error, BaseExceptionGroup):
+        return "\n".join([words, *map(_one_of_many, islice(_leaves(error), GROUP_MAX))])
     frames = traceback.extract_tb(error.__traceback__)
-    if len(frames) < 2:  # the first is ours
-        return words
-    last = frames[-1]
-    return f"{words}\n  at {sendable(last.filename)}:{last.lineno} in {last.name}"
+    return words if len(frames) < 2 else f"{words}\n  {_place(frames[-1])}"  # the first is ours
+
+
+def _one_of_many(error: BaseException) -> str:
+    words = sendable("".join(traceback.format_exception_only(error)).strip())[:GROUP_CHARS_MAX]
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"  {words}, {_place(frames[-1])}" if frames else f"  {words}"
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    return f"at {sendable(frame.filename)}:{frame.lineno} in {frame.name}"
