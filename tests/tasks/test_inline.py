@@ -186,6 +186,19 @@ def test_a_job_runs_after_those_that_it_waits_for(testing: Testing) -> None:
     assert held.state() == "pending"
 
 
+def test_what_is_no_job_is_not_waited_for(testing: Testing) -> None:
+    wrong: Any = [5]
+    with pytest.raises(InvalidRequest, match="`after` has a int; give handles or ids of jobs"):
+        add.options(after=wrong)
+    alone: Any = add.enqueue(1)
+    assert add.options(after=alone).enqueue(2).result() == 3
+
+
+def test_a_delay_that_no_queue_takes_is_the_error_of_the_task(testing: Testing) -> None:
+    with pytest.raises(InvalidRequest, match="delay is '4000d'; use up to 3650 days"):
+        RetryLater(delay="4000d")
+
+
 def test_what_a_task_enqueues_has_its_correlation_id(testing: Testing) -> None:
     handle = parent.options(correlation_id="trace").enqueue(3)
     assert handle.result() == b"\xff" * 3

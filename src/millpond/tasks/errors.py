@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from millpond.durations import checked_seconds
 from millpond.errors import InvalidRequest, MillpondError, NotFound
-from millpond.model import Duration
+from millpond.model import DURATION_MAX_MS, Duration
 
 
 class RetryLater(Exception):
@@ -24,6 +24,8 @@ class RetryLater(Exception):
     def __init__(self, why: str = "the task asked for another attempt", *, delay: Duration | None = None) -> None:
         super().__init__(why)
         self.delay = None if delay is None else checked_seconds(delay, "delay")
+        if self.delay is not None and self.delay > DURATION_MAX_MS / 1000:
+            raise InvalidRequest(f"delay is {delay!r:.60}; use up to {DURATION_MAX_MS // 86_400_000} days")
 
 
 class GiveUp(Exception):

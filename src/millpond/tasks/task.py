@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from millpond.durations import checked_seconds
 from millpond.errors import InvalidRequest
@@ -24,6 +24,7 @@ Q = ParamSpec("Q")  # of who enqueues it: without a context that comes first
 C = TypeVar("C")  # what calling it gives: the result, or a coroutine of it
 R = TypeVar("R")  # the result
 NO_OPTIONS = CallOptions()
+ALONE: Final = (str, Handle, AsyncHandle)  # what is one job, not several
 
 
 class Enqueues(Generic[Q, R]):
@@ -122,7 +123,7 @@ class Task(Enqueues[Q, R], Generic[P, C, R, Q]):
             priority=priority,
             id=id,
             key=key,
-            after=tuple(_parent(one, where) for one in ([after] if isinstance(after, str) else after)),
+            after=tuple(_parent(one, where) for one in ([after] if isinstance(after, ALONE) else after)),
             if_dead=if_dead,
             correlation_id=correlation_id,
             queue=queue,
@@ -177,9 +178,11 @@ class Prepared(Enqueues[Q, R]):
         self._options = options
 
 
-def _parent(one: str | Handle[Any] | AsyncHandle[Any], queue: str) -> str:
+def _parent(one: object, queue: str) -> str:
     if isinstance(one, str):
         return one
+    if not isinstance(one, Handle | AsyncHandle):
+        raise InvalidRequest(f"`after` has a {type(one).__name__}; give handles or ids of jobs")
     return one.id if one.queue == queue else f"{one.queue}/{one.id}"
 
 
