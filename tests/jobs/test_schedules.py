@@ -16,7 +16,7 @@ from millpond.jobs.firing import CATCH_UP_MAX, SCHEDULE_LEASE
 from millpond.jobs.names import SCHEDULES_QUEUE
 from millpond.model import LeasedItem
 from tests.jobs.conftest import Mill, Run, command
-from tests.jobs.trouble import Killed, Trouble
+from tests.jobs.trouble import Killed, Late, Trouble
 
 
 async def leased(mill: Mill) -> LeasedItem | None:
@@ -277,6 +277,30 @@ def test_one_that_is_removed_while_it_is_leased_fires_no_more(run: Run) -> None:
         assert await schedules.list_schedules(mill.pond) == []
         mill.pass_(60)
         assert await fire(mill) == 0
+
+    run(act)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_one_that_is_removed_while_it_is_to_be_paused_or_resumed_stays_removed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    monkeypatch.setattr(schedules, "REPLACE_PAUSE", 0)
+
+    async def act(mill: Mill) -> None:
+        await schedules.add(mill.pond, "a", command(), mill.now, every="1m")
+        if paused:
+            await schedules.pause(mill.pond, "a")
+            await mill.pond.make_ready(SCHEDULES_QUEUE, ["a"])
+        mill.pass_(60)
+        item = await leased(mill)
+        assert item is not None
+        steps = iter([schedules.remove(mill.pond, "a"), schedules.fire(mill.pond, item, mill.now)])
+        late: Any = Late(mill.pond, "produce", lambda: next(steps), queue=SCHEDULES_QUEUE)
+        with pytest.raises(NotFound):
+            await (schedules.resume(late, "a", mill.now) if paused else schedules.pause(late, "a"))
+        await next(steps)
+        assert await schedules.list_schedules(mill.pond) == []
 
     run(act)
 

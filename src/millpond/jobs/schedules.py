@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -88,21 +89,24 @@ def check(schedule: Schedule) -> None:
 
 async def pause(api: Api, name: str) -> Scheduled:
     """It is not fired until it is resumed; the ticks in between are not missed ones."""
-    seen = await get(api, name)
-    schedule = replace(seen.schedule, paused=True, fired=seen.fired_at)
-    await _replace(api, schedule, HELD)
-    return Scheduled(schedule=schedule, next_at=None, fired_at=seen.fired_at)
+
+    def paused(seen: Scheduled) -> Scheduled:
+        schedule = replace(seen.schedule, paused=True, fired=seen.fired_at)
+        return Scheduled(schedule=schedule, next_at=None, fired_at=seen.fired_at)
+
+    return await _change(api, name, paused)
 
 
 async def resume(api: Api, name: str, now: datetime) -> Scheduled:
     """Ticks count from now on. Of one that is not paused nothing changes."""
-    seen = await get(api, name)
-    if not seen.schedule.paused:
-        return seen
-    schedule = replace(seen.schedule, paused=False, last=max(now, seen.schedule.last))
-    due = next_due(schedule, schedule.last)
-    await _replace(api, schedule, due)
-    return Scheduled(schedule=schedule, next_at=due, fired_at=seen.fired_at)
+
+    def resumed(seen: Scheduled) -> Scheduled:
+        if not seen.schedule.paused:
+            return seen
+        schedule = replace(seen.schedule, paused=False, last=max(now, seen.schedule.last))
+        return Scheduled(schedule=schedule, next_at=next_due(schedule, schedule.last), fired_at=seen.fired_at)
+
+    return await _change(api, name, resumed)
 
 
 async def remove(api: Api, name: str) -> None:
@@ -187,12 +191,34 @@ async def _add_new(api: Api, schedule: Schedule, due: datetime) -> None:
         raise KeyConflict(f"there is a schedule {schedule.name!r}; remove it first, or replace it") from None
 
 
+async def _change(api: Api, name: str, change: Callable[[Scheduled], Scheduled]) -> Scheduled:
+    """Looks at it before each try: it may have been fired meanwhile, or removed."""
+    for _ in range(REPLACE_TRIES):
+        seen = await get(api, name)
+        changed = change(seen)
+        if changed is seen or await _put(api, changed.schedule, changed.next_at or HELD):
+            return changed
+        await asyncio.sleep(REPLACE_PAUSE)
+    raise _always_fired(name)
+
+
 async def _replace(api: Api, schedule: Schedule, due: datetime) -> None:
     """Waits while a worker fires it: that takes no time, unless the worker has died."""
     for _ in range(REPLACE_TRIES):
-        try:
-            await api.produce(SCHEDULES_QUEUE, [_item(schedule, due)], on_conflict="replace")
+        if await _put(api, schedule, due):
             return
-        except KeyConflict:
-            await asyncio.sleep(REPLACE_PAUSE)
-    raise Conflict(f"schedule {schedule.name!r} is being fired all the time; try again later")
+        await asyncio.sleep(REPLACE_PAUSE)
+    raise _always_fired(schedule.name)
+
+
+async def _put(api: Api, schedule: Schedule, due: datetime) -> bool:
+    """In the place of the one that is there. False: a worker is firing that."""
+    try:
+        await api.produce(SCHEDULES_QUEUE, [_item(schedule, due)], on_conflict="replace")
+    except KeyConflict:
+        return False
+    return True
+
+
+def _always_fired(name: str) -> Conflict:
+    return Conflict(f"schedule {name!r} is being fired all the time; try again later")
