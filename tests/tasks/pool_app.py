@@ -90,6 +90,12 @@ def mark(path: str) -> None:
 
 
 @app.task(max_attempts=1)
+def mark_slowly(path: str) -> None:
+    mark.function(path)
+    time.sleep(0.3)
+
+
+@app.task(max_attempts=1)
 def crash_behind(path: str) -> None:
     """A fork that has left the session keeps all files of the process open."""
     away = os.fork()

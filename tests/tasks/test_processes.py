@@ -238,6 +238,31 @@ def test_what_a_process_has_told_before_it_died_is_heard(tmp_path: Path, monkeyp
     run(go)
 
 
+def test_what_waits_behind_a_job_that_is_ended_is_not_begun_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = known(monkeypatch)
+    monkeypatch.setattr("millpond.tasks.processes.SHORT_S", 60.0)
+    monkeypatch.setattr("millpond.tasks.processes.MOMENT_S", 60.0)  # so jobs are sent ahead
+    os.mkfifo(path := tmp_path / "pids")
+    runs = tmp_path / "runs"
+
+    async def go() -> None:
+        async with working(tmp_path / "data", slots=3, processes=1, lease_timeout="2s"):
+            await (await pool_app.double.enqueue_async(1)).result()
+            ended = await pool_app.hang.enqueue_async(str(path))
+            behind = await pool_app.mark_slowly.enqueue_async(str(runs))
+            await begun(path)
+            await until(lambda: made[0].count == 2)
+            await ended.cancel()
+            with pytest.raises(TaskCancelled):
+                await ended.result()
+            await behind.result()
+
+    run(go)
+    assert len(runs.read_text().splitlines()) == 1
+
+
 def test_a_job_that_a_process_has_not_begun_is_not_what_it_died_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

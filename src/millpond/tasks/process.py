@@ -229,6 +229,7 @@ class Process(asyncio.Protocol):
             return
         self.wanted_to_end = True
         self.ended = entry
+        self._again += self.take_back()  # it would begin them, and be ended in their midst
         if at_once:
             self._end_now()
         elif self._kill is None:
