@@ -215,6 +215,33 @@ def test_tasks_of_an_app_run(cli: Cli, tmp_path: Path) -> None:
         assert list(listed["queues"]) == ["mail"]
 
 
+def placed(folder: Path, place: str) -> str:
+    """An app there that names its place; a job for it."""
+    lines = ["import millpond", f"app = millpond.App({place})", "@app.task", "def double(n: int) -> int: return 2 * n"]
+    (folder / "placed.py").write_text("\n".join(lines))
+    return '{"id": "a", "task": "placed.double", "args": [21]}'
+
+
+def test_a_worker_works_where_its_app_says_unless_it_is_told_another_place(cli: Cli, tmp_path: Path) -> None:
+    own = str(tmp_path / "own")
+    job = placed(tmp_path, f"data={own!r}")
+    for flags, place in (([], own), (["--data", str(cli.data)], str(cli.data))):
+        with worker(cli, "--app", "placed:app", *flags) as started:
+            started.runs()
+            cli.ok("enqueue", job, "--data", place)
+            assert cli.ok("job", "result", "a", "--wait", "20s", "--data", place) == "42\n"
+
+
+def test_a_worker_on_the_server_of_its_app_has_the_token_of_the_app(cli: Cli, tmp_path: Path) -> None:
+    data = tmp_path / "served"
+    secret = token(data, "operator", "*", "--commands")
+    with serve(data) as server:
+        cli.ok("enqueue", placed(tmp_path, f"server={server.url!r}, token={secret!r}"), "--data", str(data))
+        with worker(cli, "--app", "placed:app") as started:
+            started.runs()
+            assert cli.ok("job", "result", "a", "--wait", "20s", "--data", str(data)) == "42\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

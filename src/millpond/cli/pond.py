@@ -92,7 +92,7 @@ def open_pond(asked: Arguments, *, create: bool = False, listen: bool = False) -
 
 
 def open_async_pond(
-    asked: Arguments, *, create: bool = False, listen: bool = True, patient: bool = True
+    asked: Arguments, *, create: bool = False, listen: bool = True, patient: bool = True, token: str | None = None
 ) -> AsyncPond | AsyncClient:
     """For `async with`. Without `patient` for a person who waits."""
     server = server_of(asked)
@@ -103,7 +103,7 @@ def open_async_pond(
         return millpond.open_async(data, listen=listen, stores=stores_of(asked), patient=patient)
     from millpond.client import AsyncClient
 
-    return AsyncClient(server, token=token_of(), timeout=ANSWER_S, patient=patient)
+    return AsyncClient(server, token=token or token_of(), timeout=ANSWER_S, patient=patient)
 
 
 def on_pond(

@@ -31,7 +31,8 @@ START = """\
 
 The first SIGTERM or Ctrl-C drains: running jobs are finished, nothing new is begun. The second ends them, and they run
 again elsewhere. With --max-jobs or --max-rss the worker replaces itself by a fresh one. From a server commands run only
-with --allow-commands: whoever may enqueue there may run anything here.
+with --allow-commands: whoever may enqueue there may run anything here. An App that names its data or server is followed
+there, unless --data or --server say otherwise.
 """
 STOP = """\
   millpond worker stop                             those on this machine; waits until their jobs have ended
@@ -61,7 +62,7 @@ def _add_start(verb: argparse.ArgumentParser) -> None:
         "--queue", type=_weighted, action="append", dest="queues", metavar="Q[=WEIGHT]",
         help="jobs of this queue; again for more, by weight (jobs, or those of the app)",
     )  # fmt: skip
-    verb.add_argument("--app", metavar="MODULE:APP", help="the Python tasks of this millpond.App")
+    verb.add_argument("--app", metavar="MODULE:APP", help="the Python tasks of this millpond.App, where it says")
     verb.add_argument("--pool", choices=("threads", "processes"), default="threads", help="for plain tasks (threads)")
     verb.add_argument("--allow-commands", action="store_true", help="run commands that come from a server")
     verb.add_argument("--no-commands", action="store_true", help="run no commands, only tasks")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from millpond.worker.runner import Ended
     from millpond.worker.signals import Signals
 
+MEMORY = ":memory:"  # no place that a worker could share
 TIDY_S = 3_600.0  # between looks at which logs are too old
 log = logging.getLogger("millpond.worker")
 
@@ -34,6 +35,7 @@ def start(asked: Arguments) -> int:
     config = load_or_exit(asked).config
     configure(config.log.format, config.log.level)
     app = _app(asked)
+    _follow(asked, app)
     signals = Signals()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         ended = runner.run(_run(asked, app, signals))
@@ -70,6 +72,20 @@ def _app(asked: Arguments) -> App | None:
         raise InvalidRequest(f"{asked.app} cannot be loaded: {why}; --log-level debug tells more") from None
 
 
+def _follow(asked: Arguments, app: App | None) -> None:
+    """Without --data and --server to where the app enqueues, if it names a place."""
+    if app is None or app.place is None or asked.data is not None or asked.server is not None:
+        return
+    if app.place.data != MEMORY:
+        asked.data, asked.server = app.place.data, app.place.server
+
+
+def _token(asked: Arguments, app: App | None) -> str | None:
+    """Of the server: the app's own is for the app's own server alone."""
+    place = None if app is None else app.place
+    return token_of() or (place.token if place is not None and place.server == server_of(asked) else None)
+
+
 def _in_a_line(error: BaseException) -> str:
     """And where in the user's code it comes from."""
     import traceback
@@ -85,7 +101,7 @@ async def _run(asked: Arguments, app: App | None, signals: Signals) -> Ended:
     from millpond.worker.runner import Worker
 
     queues = _queues(asked, app)
-    async with open_async_pond(asked, create=True, listen=True) as pond:
+    async with open_async_pond(asked, create=True, listen=True, token=_token(asked, app)) as pond:
         worker = Worker(
             pond,
             _executors(asked, pond, app),
@@ -143,7 +159,7 @@ def _executors(asked: Arguments, pond: Api, app: App | None) -> list[Executor]:
         from millpond.tasks.pools import executors
 
         server = server_of(asked)
-        place = where(None if server else data_of(asked), server, token_of() if server else None)
+        place = where(None if server else data_of(asked), server, _token(asked, app) if server else None)
         found += executors(
             app, pond, slots=asked.count, pool=asked.pool, place=asked.app, where=place, process_rss_max=asked.max_rss
         )

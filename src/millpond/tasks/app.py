@@ -9,8 +9,9 @@
     handle = send.enqueue("a@b.c")
     handle.result(timeout=10)
 
-A worker runs them: `millpond worker start --app MODULE:app`. It finds a task by its name among those registered here;
-nothing is imported or unpickled because an item says so.
+A worker runs them: `millpond worker start --app MODULE:app`, where the app says, unless `--data` or `--server` name
+another place. It finds a task by its name among those registered here; nothing is imported or unpickled because an item
+says so.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class App:
 
     def __init__(self, *, data: str | Path | None = None, server: str | None = None, token: str | None = None) -> None:
         self.connection = Connection(where(data, server, token))
+        self.place = self.connection.where if data or server else None  # that it was given itself
         self.tasks: dict[str, AnyTask] = {}
         self.consumers: dict[str, AnyConsumer] = {}
         self.schedules: dict[str, Declared] = {}
