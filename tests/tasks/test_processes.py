@@ -238,6 +238,23 @@ def test_what_a_process_has_told_before_it_died_is_heard(tmp_path: Path, monkeyp
     run(go)
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_process_that_takes_no_job_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+    """Also where the worker has nothing else to do, and takes the job back again and again."""
+    monkeypatch.setattr("millpond.tasks.process.DEAF_S", 1.5)
+    monkeypatch.setattr("millpond.tasks.processes.KEEP_S", 0.1)
+
+    async def go() -> None:
+        async with working(tmp_path, slots=slots, processes=1):
+            pid = await (await pool_app.grow.enqueue_async(0)).result()
+            os.kill(pid, signal.SIGSTOP)
+            stuck = await pool_app.double.options(max_attempts=1).enqueue_async(2)
+            assert await stuck.result(timeout=20) == 4
+            await all_gone([pid])
+
+    run(go)
+
+
 def test_what_waits_behind_a_job_that_is_ended_is_not_begun_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 from msgspec.structs import replace
 
 from millpond.errors import InvalidRequest, MillpondError
+from millpond.tasks.calling import log
 from millpond.tasks.child import DEADLINE
 from millpond.tasks.ending import end_tree
 from millpond.tasks.entries import Entry
@@ -46,6 +47,7 @@ GRACE_S: Final = 5.0  # for a task to end once it was interrupted; then it is ki
 LOAD_S: Final = 60.0  # to import the app: it may be large
 CLOSE_S: Final = 5.0  # for a process that has nothing to do to end
 KEEP_S: Final = 1.0  # between two looks at which jobs have begun and how long they may run; shorter ones need no watch
+DEAF_S: Final = 5.0  # a process that has nothing to do and takes no job for so long is stopped, or stuck
 
 OnEnded = Callable[["Process", Entry, Outcome, float], None]
 OnGone = Callable[["Process", str, Sequence[Entry], Sequence[Entry]], None]
@@ -75,6 +77,7 @@ class Process(asyncio.Protocol):
         self._name = f"task-{secrets.token_hex(8)}"  # in the environment of all that it starts
         self._kill: asyncio.TimerHandle | None = None
         self._began_at = 0.0
+        self._unheard_since: float | None = None  # while it has jobs
         self._closing = False
         self._answers: set[asyncio.Task[None]] = set()
         self._again: list[Entry] = []
@@ -183,10 +186,22 @@ class Process(asyncio.Protocol):
         self._on_gone(self, how, of, [*self._again, *begun[len(of) :], *unbegun])
 
     def keep(self) -> None:
-        """Tells the watcher how long the job in hand may run: until its lease is over, if nobody extends it."""
-        if self._entries and self.seconds >= KEEP_S and self.gone is None:
+        """Tells the watcher how long the job in hand may run: until its lease is over, if nobody extends it.
+
+        A process that begins none of its jobs is of no use: another is to have them.
+        """
+        if self._is_deaf():
+            log.warning("a process of the pool takes no jobs, and is killed: %s", self.pid)
+            self._end_now()
+        elif self._entries and self.seconds >= KEEP_S and self.gone is None:
             self._kept = True
             _say(self._life, self._entries[0].job.deadline)
+
+    def _is_deaf(self) -> bool:
+        since = self._unheard_since
+        if since is None or self.wanted_to_end or not self._entries or self._loop.time() - since < DEAF_S:
+            return False
+        return self._tickets.unused() >= len(self._entries)
 
     def _has_started(self, pid: int, environment: Environment) -> bool:
         return environment[RUN] == self._name.encode()
@@ -197,6 +212,8 @@ class Process(asyncio.Protocol):
         entry.running = self
         entry.begun = True
         self._entries.append(entry)
+        if self._unheard_since is None:
+            self._unheard_since = self._loop.time()
         self._send(Job(self._tickets.give(), entry.job.queue, entry.job.item.fields))
         if len(self._entries) == 1:
             self._begin(entry)
@@ -257,6 +274,7 @@ class Process(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for body in self._unpacking.feed(data):
             self._said(decode_from_process(body))
+        self._unheard_since = self._loop.time() if self._entries else None
 
     def _said(self, frame: Any) -> None:
         if isinstance(frame, Ended):

@@ -39,6 +39,15 @@ class Tickets:
         except BlockingIOError:
             return 0
 
+    def unused(self) -> int:
+        """How many were not used so far."""
+        if self._ours.fileno() < 0:
+            return 0
+        try:
+            return len(self._theirs.recv(MANY_BYTES, socket.MSG_DONTWAIT | socket.MSG_PEEK)) // TICKET_BYTES
+        except BlockingIOError:
+            return 0
+
     def close(self) -> None:
         """There will be no more. Twice is once."""
         self._ours.close()
