@@ -9,6 +9,8 @@ import pytest
 from millpond.errors import KeyConflict, NotFound
 from millpond.history.format import Record
 from millpond.model import DeadReason, State
+from millpond.queue.draining import CARRY_BATCH
+from millpond.queue.pace import CARRIED_A_SECOND, QUIET_MS
 from millpond.queue.requests import Bury, Complete, ReadJournal
 from millpond.store.base import Stores
 from tests.conformance.conftest import MakePond
@@ -197,6 +199,56 @@ def test_more_items_than_one_batch_are_carried(pond: SteppedPond) -> None:
     assert finish(pond) == [1, 2]
     pond.advance(10 * GRACE)
     assert sorted(int(p) for p in payloads(pond.lease(1_000))) == list(range(1_000))
+
+
+def scheduled(pond: SteppedPond, count: int, **options: Any) -> None:
+    at = pond.clock.now() + 10 * GRACE
+    pond.produce(*[Record(b"%d" % n, enqueue_at=at, **options) for n in range(count)])
+
+
+def left(pond: SteppedPond) -> int:
+    return len(pond.partition().waiting)
+
+
+def test_while_somebody_asks_items_are_carried_at_their_pace(pond: SteppedPond) -> None:
+    scheduled(pond, 2_000)
+    moved(pond)
+    begun = left(pond)
+    assert begun > 1_000, "not all at once"
+    for _ in range(5):
+        pond.lease()
+        pond.advance(QUIET_MS - 1)
+    assert begun - left(pond) == pytest.approx(CARRIED_A_SECOND * 5 * (QUIET_MS - 1) / 1_000, abs=CARRY_BATCH)
+    assert not pond.queues["q"].idle, "it must not sleep before it is done"
+
+
+def test_once_nobody_asks_all_items_are_carried_at_once(pond: SteppedPond) -> None:
+    scheduled(pond, 2_000)
+    moved(pond)
+    assert left(pond)
+    pond.advance(QUIET_MS)
+    assert not left(pond)
+    assert pond.queues["q"].idle
+
+
+def test_a_batch_of_names_is_entrusted_at_the_pace_of_items(pond: SteppedPond, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpond.queue.draining.NAMES_BATCH", 1)
+    pond.produce(*[keyed(f"key {n}") for n in range(10)])
+    pond.complete(pond.lease(10))
+    moved(pond)
+    new = pond.partition(index=1).dedup.ended
+
+    def entrusted() -> int:
+        return len(new.dump(pond.clock.now(), GRACE))
+
+    begun = entrusted()
+    assert begun < 5
+    pond.advance(QUIET_MS - 1)
+    pond.lease()
+    pond.advance(1)
+    assert entrusted() == begun + 1
+    pond.advance(QUIET_MS)
+    assert entrusted() == 10
 
 
 def test_an_item_that_has_expired_on_the_way_dies(pond: SteppedPond) -> None:

@@ -66,14 +66,16 @@ class EntrustPart(Part):
 
 
 def drain(queue: QueueState, lane: Lane, now: int) -> None:
-    """A step, in a free lane that is to be removed."""
+    """A step, in a free lane that is to be removed; now, or at the pace of all of them."""
     target = _writable(queue)
-    if target is None:
+    if target is None or not _has_more(lane):
         return
-    if not lane.partition.is_empty():
-        _carry(lane.partition)
-    elif not lane.waiting and not lane.partition.events:  # what made it empty is durable
-        _entrust(queue, lane, target, now)
+    if (at := queue.pace.next_at(now)) > now:
+        queue.carry_at = at
+    elif lane.partition.is_empty():
+        queue.pace.begin(_entrust(lane, target, now), now)
+    else:
+        queue.pace.begin(_carry(lane.partition), now)
 
 
 def _writable(queue: QueueState) -> Lane | None:
@@ -83,9 +85,25 @@ def _writable(queue: QueueState) -> Lane | None:
         return None
 
 
-def _carry(partition: Partition) -> None:
-    """Set more of them on their way. Letters in a dead queue, which nobody consumes, go too."""
-    room = CARRY_BATCH - len(partition.carried)
+def _has_more(lane: Lane) -> bool:
+    partition = lane.partition
+    if partition.is_empty():
+        is_durable = not lane.waiting and not partition.events  # what made it empty
+        return is_durable and (lane.legacy is None or bool(lane.legacy.left))
+    resting = len(partition.waiting) + len(partition.dead) + len(partition.finished)
+    has_some = resting > len(partition.carried) or _has_letters(partition)
+    return has_some and len(partition.carried) < CARRY_BATCH
+
+
+def _has_letters(partition: Partition) -> bool:
+    """In a dead queue, which nobody consumes."""
+    return bool(partition.ready.count and partition.totals.get("letters"))
+
+
+def _carry(partition: Partition) -> int:
+    """Set more of them on their way; returns how many."""
+    before = len(partition.carried)
+    room = CARRY_BATCH - before
     for column in (partition.waiting, partition.dead, partition.finished):
         if room > 0 and column:
             left = (n for n, _ in column.items() if n not in partition.carried and n not in partition.moving)
@@ -95,18 +113,22 @@ def _carry(partition: Partition) -> None:
                 room -= 1
             for state, numbers in by_state.items():
                 partition.change(Event.CARRYING, str(state), runs_of(numbers))
-    if room > 0 and partition.ready.count and partition.totals.get("letters"):
+    if room > 0 and _has_letters(partition):
         partition.change(Event.CARRYING, str(State.READY), partition.ready.peek(room))
+    return len(partition.carried) - before
 
 
-def _entrust(queue: QueueState, lane: Lane, target: Lane, now: int) -> None:
+def _entrust(lane: Lane, target: Lane, now: int) -> int:
+    """A batch of its names; returns how many items would have cost as much."""
     if lane.legacy is None:
         lane.legacy = Legacy(_batches(lane.partition, now))
     legacy: Legacy = lane.legacy
-    if legacy.left:
-        batch = legacy.left.pop()
-        target.partition.change(Event.ENTRUSTED, lane.index, *batch)
-        target.draft.parts.append(EntrustPart(legacy, batch))
+    if not legacy.left:
+        return 0
+    batch = legacy.left.pop()
+    target.partition.change(Event.ENTRUSTED, lane.index, *batch)
+    target.draft.parts.append(EntrustPart(legacy, batch))
+    return CARRY_BATCH
 
 
 def _batches(partition: Partition, now: int) -> Iterator[Names]:

@@ -26,6 +26,7 @@ from millpond.queue.lane import NEVER, CloseJob, Job, Lane, LoadJob, Outcome, Pa
 from millpond.queue.lease import ReleasePart, assign_leases, give_back
 from millpond.queue.lifecycle import next_wake, run_lifecycle, shed_stale
 from millpond.queue.operations import answer_stats, start_operation
+from millpond.queue.pace import Pace
 from millpond.queue.produce import assign_produces
 from millpond.queue.requests import Arrive, Forget, GetItem, GetStats, Lease, Produce, Request, Tokens
 from millpond.queue.settling import next_sweep, settle
@@ -46,8 +47,9 @@ class LogicalQueue:
         rng: Random,
         queue_exists: Callable[[str], bool],
         now: int,
+        pace: Pace | None = None,
     ) -> None:
-        self.state = QueueState(definition, lanes, meta, rng, queue_exists, now)
+        self.state = QueueState(definition, lanes, meta, rng, queue_exists, now, pace or Pace())
         self.jobs: list[Job] = []
         self.closing = False
         self.deleting = False  # it will not be opened again
@@ -150,6 +152,8 @@ class LogicalQueue:
         for watch in self.state.watches.pop_due(now):
             watch.resume(None)
         inbox, self._inbox = self._inbox, []
+        if any(not isinstance(request, Arrive | Forget) for request in inbox):
+            self.state.pace.asked(now)
         for request in inbox:
             if isinstance(request, Produce):
                 self.state.produces.append(request)
@@ -187,6 +191,7 @@ class LogicalQueue:
         produced, can be leased in the same turn.
         """
         state = self.state
+        state.carry_at = NEVER
         if state.unsettled or state.sweep_at <= now:
             settle(state, now)
         for lane in state.turning:
@@ -440,8 +445,7 @@ class LogicalQueue:
         wakes += [reader.until for reader in state.readers]
         if (at := state.watches.next_at()) is not None:
             wakes.append(at)
-        if state.sweep_at < NEVER:
-            wakes.append(state.sweep_at)
+        wakes += [at for at in (state.sweep_at, state.carry_at) if at < NEVER]
         wakes += [at for at in self._removals() if at > now]
         if state.unsettled:  # a request has ended in this turn, and what it leaves is looked after in the next
             wakes.append(now)
@@ -458,7 +462,7 @@ class LogicalQueue:
         state = self.state
         return not (
             self._inbox or self._settled or self.jobs or self.removing
-            or state.produces or state.arrives or state.outbox
+            or state.produces or state.arrives or state.outbox or state.carry_at < NEVER
             or len(state.waiters) or len(state.watches) or state.sleepers or state.readers or state.making
             or any(
                 not lane.free or lane.waiting or lane.compacting or lane.full

@@ -9,6 +9,7 @@ from typing import Protocol
 from millpond.errors import MillpondError, OutcomeUnknown, Unavailable
 from millpond.model import QueueDefinition, QueueSettings
 from millpond.queue.lane import NEVER, Lane
+from millpond.queue.pace import Pace
 from millpond.queue.rates import RateMeter
 from millpond.queue.requests import Arrive, Forget, Lease, Produce, Request
 from millpond.queue.tokens import TokenReader
@@ -56,12 +57,15 @@ class QueueState:
         rng: Random,
         queue_exists: Callable[[str], bool],
         now: int,
+        pace: Pace,
     ) -> None:
         self.definition = definition
         self.lanes = {lane.index: lane for lane in lanes}
         self.meta = meta  # the lane of the queue's decisions: not opened until somebody needs it
         self.everyone = lanes.copy()  # all the lanes that are in use: with that one, once it is, and those that are new
         self.draining = draining_in(definition)  # partitions that a rebalance removes
+        self.pace = pace
+        self.carry_at = NEVER  # when more of their items may be carried, if that waits
         self.free: list[Lane] = []  # those with items that take part in this turn
         self.turning: list[Lane] = []  # all that do
         self.now = now

@@ -52,6 +52,7 @@ from millpond.queue.bodies import Bodies, Budget
 from millpond.queue.lane import STALL_MS, Lane, Status, meta_lane
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.operations import partition_stats
+from millpond.queue.pace import Pace
 from millpond.queue.requests import Arrive, Forget, GetStats
 from millpond.queue.runner import Runner
 from millpond.service.call_thread import CallThread
@@ -93,6 +94,7 @@ class QueuesManager:
         self._rng = rng
         self._partitions_max = partitions_max
         self._budget = Budget()
+        self._pace = Pace()
         self._definitions: dict[str, QueueDefinition] = {}
         self._names: dict[str, str] = {}  # incarnation -> name
         self._runners: dict[str, Runner] = {}
@@ -713,7 +715,8 @@ class QueuesManager:
         stored = self._places[DEFAULT].open(definition.incarnation, META_PARTITION, durability)
         meta = meta_lane(stored, self._budget)
         rng = Random(self._rng.random())
-        queue = LogicalQueue(definition, lanes, meta, rng, self._definitions.__contains__, self._clock.now())
+        exists, now = self._definitions.__contains__, self._clock.now()
+        queue = LogicalQueue(definition, lanes, meta, rng, exists, now, self._pace)
         seen = self._reader.totals_seen(definition.incarnation)
         drained = self._rebalances.drained
         self._runners[definition.name] = Runner(queue, self._clock, self._send, self._meter, seen, drained)
