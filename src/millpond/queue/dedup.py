@@ -47,7 +47,18 @@ def request_digest(request_id: str) -> bytes:
 
 def transfer_digest(incarnation: str, partition: int, number: int, turn: int) -> bytes:
     """Names one move of one item: the same move sent again has the same digest, a later one has another."""
-    return digest("transfer", f"{incarnation}/{partition}/{number}/{turn}")
+    return transfer_digests(incarnation, partition, [(number, turn)])[0]
+
+
+def transfer_digests(incarnation: str, partition: int, moves: Iterable[tuple[int, int]]) -> list[bytes]:
+    """Of many, by number and turn."""
+    shared = blake2b(f"transfer:{incarnation}/{partition}/".encode(), digest_size=DIGEST_BYTES)
+    digests = []
+    for number, turn in moves:
+        hashed = shared.copy()
+        hashed.update(b"%d/%d" % (number, turn))
+        digests.append(hashed.digest())
+    return digests
 
 
 class Ended(msgspec.Struct, array_like=True, gc=False):

@@ -104,12 +104,12 @@ def _carry(partition: Partition) -> int:
     """Set more of them on their way; returns how many."""
     before = len(partition.carried)
     room = CARRY_BATCH - before
-    for column in (partition.waiting, partition.dead, partition.finished):
+    for column, plain, odd in partition.resting:
         if room > 0 and column:
-            left = (n for n, _ in column.items() if n not in partition.carried and n not in partition.moving)
+            left = (one for one in column.items() if one[0] not in partition.carried and one[0] not in partition.moving)
             by_state: dict[State, list[int]] = {}
-            for number, state in partition.states(sorted(islice(left, room))).items():
-                by_state.setdefault(state, []).append(number)
+            for number, value in sorted(islice(left, room)):
+                by_state.setdefault(odd if value & 1 else plain, []).append(number)
                 room -= 1
             for state, numbers in by_state.items():
                 partition.change(Event.CARRYING, str(state), runs_of(numbers))

@@ -399,6 +399,9 @@ class Lane:
         start = first = self.partition.next_number
         for piece in _pieces(records, sum(_lengths(records))):
             meta, some = encode_meta(piece), items[first - start : first - start + len(piece)]
+            assert meta is not None, "all of them have an id"
+            self.partition.at_hand[first] = named = Named(meta, piece)
+            self.draft.names.update(named.names)
             self.partition.change(Event.ADOPTED, first, len(piece), created, deadline, meta, some)
             whole: Records = list(piece)
             body = encode_records(whole)

@@ -49,11 +49,14 @@ def settled(queue: QueueState, ids: Iterable[str]) -> Generator[Step, Any, None]
 
 def is_unsettled(lane: Lane, names: Collection[bytes]) -> bool:
     """Whether a turn under way, or about to begin, gave up one of these names or took one over."""
+    return any(not some.isdisjoint(names) for some in unsettled_names(lane))
+
+
+def unsettled_names(lane: Lane) -> list[set[bytes]]:
     if not lane.known or (lane.free and not lane.partition.events):
-        return False
+        return []
     drafts = [lane.draft, *(turn.draft for turn in (lane.job, lane.doubt) if isinstance(turn, TurnJob))]
-    known = [lane.partition.dedup.uncommitted, *(draft.names for draft in drafts)]
-    return any(not some.isdisjoint(names) for some in known)
+    return [lane.partition.dedup.uncommitted, *(draft.names for draft in drafts)]
 
 
 def landed(queue: QueueState, lane: Lane, numbers: Collection[int]) -> Generator[Step, Any, None]:

@@ -24,9 +24,9 @@ from millpond.history.format import (
     Event,
     Record,
     decode_entry,
-    decode_meta,
     numbers_of,
     run_of,
+    runs_of,
 )
 from millpond.model import DeadReason, State
 from millpond.queue.chunks import Chunks
@@ -128,7 +128,7 @@ class Partition:
         self.claimed: Spans[Hold] = Spans()
         self.staged: dict[str, dict[str, list[Piece]]] = {}  # transaction -> chunk -> its records
         self.staged_count = 0
-        self.at_hand: dict[int, Named] = {}  # of staged chunks by their first number, those that need not be read again
+        self.at_hand: dict[int, Named] = {}  # of chunks by their first number, those that need not be read again
         self.decisions = Decisions()  # only in the store that has no items
         self.moving: dict[int, Move] = {}
         self.confirming: dict[bytes, str] = {}  # transfers that their target has not forgotten yet -> target
@@ -402,11 +402,14 @@ class Partition:
 
     def on_left(self, numbers: Sequence[int], names: Sequence[bytes]) -> None:
         """Another partition has them, and their names."""
-        for number in numbers:
-            del self.carried[number]
-            self.waiting.pop(number, None)
-            self.dedup.release(number)
-            self._end(number, 1)
+        for run in runs_of(numbers):
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            for number in range(first, first + count):
+                del self.carried[number]
+            self.waiting.discard(first, count)
+            for number in self.dedup.digests.within(first, count):
+                self.dedup.release(number)
+            self._end(first, count)
         self.confirming.update(dict.fromkeys(names, ""))
 
     def on_adopted(
@@ -415,13 +418,15 @@ class Partition:
         """Items of another partition, as they were there; all of them have an id and a correlation id of their own."""
         self.chunks.add(first, count, created, deadline)
         self.next_number = first + count
-        for number, (record, item) in enumerate(zip(decode_meta(meta), items, strict=True), first):
+        named = self.at_hand.pop(first, None) or Named.read(meta)
+        each = zip(named.records, named.joined, items, strict=True)
+        for number, (record, names, item) in enumerate(each, first):
             assert record is not None
-            self._adopt(number, record, *item)
+            self._adopt(number, record, names, *item)
 
     def _adopt(
-        self, number: int, record: Record, name: bytes, state: str, value: int, tries: int, changed: int,
-        documents: int, fence: int,
+        self, number: int, record: Record, names: bytes, name: bytes, state: str, value: int, tries: int,
+        changed: int, documents: int, fence: int,
     ) -> None:  # fmt: skip
         assert record.id is not None
         assert record.correlation_id is not None
@@ -444,7 +449,7 @@ class Partition:
             self.finished[number] = value
             self.finish_timers.push(value >> 1, run_of(number, 1))
             return
-        self.dedup.add(number, record.id, record.key, record.correlation_id)
+        self.dedup.add(number, record.id, record.key, record.correlation_id, names)
         if state in (State.SCHEDULED, State.RETRYING):
             self._wait(number, value >> 1, retrying=bool(value & 1))
         elif state == State.DEAD:
@@ -727,8 +732,17 @@ class Partition:
 
     def standing(self, number: int) -> tuple[State, int]:
         """What a carried item is, and its value in the column that says so."""
-        values = (column.get(number) for column in (self.waiting, self.dead, self.finished))
-        return self.states([number])[number], next((value for value in values if value is not None), 0)
+        for column, plain, odd in self.resting:
+            if (value := column.get(number)) is not None:
+                return odd if value & 1 else plain, value
+        return State.READY, 0
+
+    @property
+    def resting(self) -> Iterable[tuple[IntColumn, State, State]]:
+        """The columns of items that no consumer has or can have, and what these are by the lowest bit."""
+        yield self.waiting, State.SCHEDULED, State.RETRYING
+        yield self.dead, State.DEAD, State.DEAD
+        yield self.finished, State.COMPLETED, State.CANCELLED
 
     def is_empty(self) -> bool:
         """Nothing is here, and nothing is on its way."""
@@ -812,8 +826,9 @@ class Partition:
 
     def carried_letters(self) -> int:
         """Ready items that are on their way to another partition: they lie in no column."""
-        columns = (self.waiting, self.dead, self.finished)
-        return sum([not any(number in column for column in columns) for number in self.carried])
+        if not self.totals.get("letters"):
+            return 0
+        return sum([self.standing(number)[0] == State.READY for number in self.carried])
 
     def live_count(self) -> int:
         """Items that somebody still waits for: what placement and deletion look at."""

@@ -14,12 +14,12 @@ from itertools import groupby, islice
 import msgspec
 
 from millpond.errors import MillpondError, NotFound
-from millpond.history.format import Event, Record, Source
-from millpond.queue.dedup import id_digest, key_digest, transfer_digest
+from millpond.history.format import RUN_BITS, RUN_MAX, Event, Record, Source, runs_of
+from millpond.queue.dedup import id_digest, key_digest, transfer_digest, transfer_digests
 from millpond.queue.lane import NEVER, Lane, Part, TurnJob
-from millpond.queue.looking import is_unsettled
+from millpond.queue.looking import unsettled_names
 from millpond.queue.names import Held, id_taken, key_taken, names_of
-from millpond.queue.partition import REASONS, Move, document_keys
+from millpond.queue.partition import REASONS, Move, Partition, document_keys
 from millpond.queue.produce import choose_writable
 from millpond.queue.requests import Arrive, Carried, Forget, Transfer
 from millpond.queue.state import QueueState
@@ -53,9 +53,11 @@ def send_transfers(queue: QueueState, lane: Lane, now: int) -> None:
     if len(partition.carried) > len(lane.carrying):
         batch = list(islice((number for number in partition.carried if number not in lane.carrying), TRANSFER_BATCH))
         lane.carrying.update(batch)
-        for number in batch:
-            lane.want(number, 1)
-            lane.want_documents(number)
+        for run in runs_of(batch):
+            first, count = run >> RUN_BITS, (run & (RUN_MAX - 1)) + 1
+            lane.want(first, count)
+            for number in partition.documents.within(first, count):
+                lane.want_documents(number)
         lane.draft.parts.append(CarryPart(queue, queue.definition.name, batch))
     if len(partition.confirming) > len(lane.confirming):
         for target in set(partition.confirming.values()):
@@ -103,7 +105,7 @@ class CarryPart(SendPart):
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
         numbers = [number for number in self._numbers if number in lane.carrying]
         if numbers:
-            transfers = [_carried(lane, job, number) for number in numbers]
+            transfers = _carried(lane, job, numbers)
             self._queue.outbox.append(Arrive(self._target, lane.index, numbers, transfers))
 
 
@@ -150,24 +152,37 @@ def _transfer(queue: QueueState, lane: Lane, job: TurnJob, number: int) -> Trans
     return Transfer(name, moved, wanted, partition.documents.get(number, 0), parts, fence)
 
 
-def _carried(lane: Lane, job: TurnJob, number: int) -> Transfer:
-    """The same item, for another partition: names that followed from its place are its own there."""
-    partition, record = lane.partition, lane.record(job, number)
-    created = partition.chunks.created_of(number)
-    moved = msgspec.structs.replace(
+def _carried(lane: Lane, job: TurnJob, numbers: list[int]) -> list[Transfer]:
+    """The same items, for another partition."""
+    partition, fence = lane.partition, lane.partition.fence + lane.partition.turn
+    moves = [(number, partition.carried[number]) for number in numbers]
+    names = iter(transfer_digests(partition.incarnation, partition.index, moves))
+    transfers = []
+    for run in runs_of(numbers):
+        for chunk, low, high, created in partition.chunks.pieces(run >> RUN_BITS, (run & (RUN_MAX - 1)) + 1):
+            deadline = partition.chunks.deadline_of(chunk)
+            correlation = partition.mint.correlation_prefix(created)
+            for number, record in enumerate(job.records[chunk][low - chunk : high - chunk], low):
+                assert record is not None, "a live item has a record"
+                moved = _own(partition, number, record if isinstance(record, Record) else Record(record), correlation)
+                state, value = partition.standing(number)
+                tries, changed = partition.tries.get(number, 0), partition.changed.get(number, 0)
+                carried = Carried(created, deadline, str(state), value, tries, changed)
+                documents = partition.documents.get(number, 0)
+                keys = document_keys(number, documents) if documents else ()  # the turn may have read others
+                parts = {key & 3: job.documents[key] for key in keys}
+                transfers.append(Transfer(next(names), moved, None, documents, parts, fence, carried))
+    return transfers
+
+
+def _own(partition: Partition, number: int, record: Record, correlation: str) -> Record:
+    """Names that followed from its place are its own in another."""
+    return msgspec.structs.replace(
         record,
         id=record.id or partition.mint.id(number),
-        correlation_id=record.correlation_id or partition.mint.correlation_id(number, created),
+        correlation_id=record.correlation_id or f"{correlation}{number:012x}",
         expire_deadline=partition.expiries.get(number, 0),
     )
-    name = transfer_digest(partition.incarnation, partition.index, number, partition.carried[number])
-    state, value = partition.standing(number)
-    tries, changed = partition.tries.get(number, 0), partition.changed.get(number, 0)
-    documents = partition.documents.get(number, 0)
-    carried = Carried(created, partition.chunks.deadline_of(number), str(state), value, tries, changed)
-    parts = {key & 3: job.documents[key] for key in document_keys(number, documents)}  # the turn may have read others
-    fence = partition.fence + partition.turn
-    return Transfer(name, moved, None, documents, parts, fence, carried)
 
 
 def _copy(record: Record, correlation_id: str, key: str | None, max_attempts: int) -> Record:
@@ -234,12 +249,8 @@ class LeftPart(MovedPart):
 
     def apply(self, lane: Lane, now: int) -> None:
         partition = lane.partition
-        left: dict[int, bytes] = {}
-        for number, transfer in zip(self._request.numbers, self._request.transfers, strict=True):
-            turn = partition.carried.get(number)
-            if turn is not None:
-                assert transfer.name == transfer_digest(partition.incarnation, lane.index, number, turn)
-                left[number] = transfer.name
+        sent = zip(self._request.numbers, self._request.transfers, strict=True)
+        left = {number: transfer.name for number, transfer in sent if number in partition.carried}
         if left:
             partition.change(Event.LEFT, list(left), list(left.values()))
 
@@ -301,8 +312,8 @@ def assign_arrives(queue: QueueState, now: int) -> None:
     waiting.sort(key=_comes_from_elsewhere)  # what is adopted has its numbers before anything is produced
     for request in waiting:
         try:
-            missing = [transfer for transfer in request.left if not _has_arrived(queue, transfer.name)]
-            request.left = missing
+            arrived = _arrived(queue, {transfer.name for transfer in request.left})
+            request.left = missing = [transfer for transfer in request.left if transfer.name not in arrived]
             lane = choose_writable(queue)
             if not missing:
                 request.answer(None)
@@ -336,10 +347,11 @@ def _adopt(queue: QueueState, lane: Lane, request: Arrive, transfers: list[Trans
             assert own is not None
             state = (own.state, own.value, own.tries, own.changed)
             items.append((transfer.name, *state, transfer.documents, transfer.fence))
-            lane.draft.names.update((transfer.name, *names_of(transfer.record)))
+            lane.draft.names.add(transfer.name)
         first = lane.adopt([transfer.record for transfer in alike], items, created, deadline)
         for number, transfer in enumerate(alike, first):
-            follow(old, numbers[transfer.name], lane, number)
+            if old.watched:
+                follow(old, numbers[transfer.name], lane, number)
             for part, document in transfer.parts.items():
                 lane.draft.documents[number << 2 | part] = document
 
@@ -349,15 +361,16 @@ def _chunk_of(transfer: Transfer) -> tuple[int, int]:
     return transfer.carried.created, transfer.carried.deadline
 
 
-def _has_arrived(queue: QueueState, name: bytes) -> bool:
-    found = False
+def _arrived(queue: QueueState, names: set[bytes]) -> set[bytes]:
+    """Those of these transfers that were taken in."""
+    found: set[bytes] = set()
     for lane in queue.lanes.values():
-        if not lane.known or name in lane.draft.names:
+        if not lane.known or not lane.draft.names.isdisjoint(names):
             raise Held(lane)
-        if name in lane.partition.dedup.arrivals:
-            if not lane.free:
-                raise Held(lane)
-            found = True
+        there = lane.partition.dedup.arrivals.keys() & names
+        if there and not lane.free:
+            raise Held(lane)
+        found |= there
     return found
 
 
@@ -388,11 +401,12 @@ def _take_in(queue: QueueState, lane: Lane, transfers: list[Transfer], now: int)
 def counts_of(queue: QueueState, lane: Lane) -> dict[str, int]:
     """The lane's items by state, without those that another has durably: they are let go of in a moment."""
     counts, partition = lane.partition.counts(), lane.partition
-    names = {transfer_digest(partition.incarnation, lane.index, n, turn): n for n, turn in partition.carried.items()}
+    digests = transfer_digests(partition.incarnation, lane.index, partition.carried.items())
+    names = dict(zip(digests, partition.carried, strict=True))
     others = [other for other in queue.lanes.values() if names and other.known and other is not lane]
     for other in others:
         there = names.keys() & other.partition.dedup.arrivals.keys()
-        landed = [names[name] for name in there if not is_unsettled(other, [name])]
+        landed = [names[name] for name in there.difference(*unsettled_names(other))]
         for state in partition.states(landed).values():
             counts[state] -= 1
     return counts
