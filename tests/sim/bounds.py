@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from random import Random
 from types import ModuleType
 
-from millpond.queue import claims, decisions, draining, lane, leases, operations, settling, stages, transfer
+from millpond.queue import claims, decisions, draining, lane, leases, operations, pace, settling, stages, transfer
 
 SINGLY = 100  # fewer at a time than that, a partition takes many ticks to drain
 
 
 class Bounds:
-    """`dice` are for those of rebalances, `rng` for the others."""
+    """`dice` are for those of rebalances, `speed` for how fast they may be, `rng` for the others."""
 
-    def __init__(self, rng: Random, dice: Random) -> None:
+    def __init__(self, rng: Random, dice: Random, speed: Random) -> None:
         self._chosen = {
             (lane, "SNAPSHOT_ROWS"): rng.choice((1, 7, 40, 20_000)),
             (lane, "CHUNK_ITEMS_MAX"): rng.choice((2, 4, 1_000)),
@@ -31,6 +31,7 @@ class Bounds:
             (decisions, "CLAIM_MEMORY_MS"): rng.choice((30_000, 7 * 86_400_000)),
             (draining, "CARRY_BATCH"): dice.choice((1, 3, 200)),
             (draining, "NAMES_BATCH"): dice.choice((1, 3, 5_000)),
+            (pace, "CARRIED_A_SECOND"): speed.choice((20, 300, 2_000)),
         }
 
     @property

@@ -80,7 +80,7 @@ class World:
         self.round = 0
         self.pairs = Pairs()
         self.clock = ManualClock(START)
-        self.bounds = Bounds(self.rng, self.dice)
+        self.bounds = Bounds(self.rng, self.dice, Random(f"pace {seed}"))
         self.body_bytes = self.rng.choice((0, 300, BODY_BYTES_MAX))
         self.definitions = {"q": self._definition("q", dead_queue="d"), "d": self._definition("d", dead_queue=None)}
         self.model = Model(self.definitions.values())
