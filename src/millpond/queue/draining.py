@@ -67,15 +67,13 @@ class EntrustPart(Part):
 
 def drain(queue: QueueState, lane: Lane, now: int) -> None:
     """A step, in a free lane that is to be removed; now, or at the pace of all of them."""
-    target = _writable(queue)
-    if target is None or not _has_more(lane):
+    if queue.carry_at < NEVER or not _has_more(lane):  # another of them waits for its time already
         return
     if (at := queue.pace.next_at(now)) > now:
         queue.carry_at = at
-    elif lane.partition.is_empty():
-        queue.pace.begin(_entrust(lane, target, now), now)
-    else:
-        queue.pace.begin(_carry(lane.partition), now)
+    elif (target := _writable(queue)) is not None:
+        is_empty = lane.partition.is_empty()
+        queue.pace.begin(_entrust(lane, target, now) if is_empty else _carry(lane.partition), now)
 
 
 def _writable(queue: QueueState) -> Lane | None:
@@ -87,12 +85,14 @@ def _writable(queue: QueueState) -> Lane | None:
 
 def _has_more(lane: Lane) -> bool:
     partition = lane.partition
-    if partition.is_empty():
-        is_durable = not lane.waiting and not partition.events  # what made it empty
-        return is_durable and (lane.legacy is None or bool(lane.legacy.left))
+    if len(partition.carried) >= CARRY_BATCH:
+        return False
     resting = len(partition.waiting) + len(partition.dead) + len(partition.finished)
-    has_some = resting > len(partition.carried) or _has_letters(partition)
-    return has_some and len(partition.carried) < CARRY_BATCH
+    if resting > len(partition.carried) or _has_letters(partition):
+        return True
+    has_names = lane.legacy is None or bool(lane.legacy.left)
+    is_durable = not lane.waiting and not partition.events  # what made it empty
+    return has_names and is_durable and partition.is_empty()
 
 
 def _has_letters(partition: Partition) -> bool:
@@ -158,13 +158,12 @@ def removable_at(queue: QueueState, lane: Lane) -> int | None:
 
 
 def is_removable(queue: QueueState, lane: Lane, now: int) -> bool:
-    at = removable_at(queue, lane)
     return (
-        at is not None
-        and at <= now
+        lane.legacy is not None
+        and lane.legacy.is_settled
         and lane.status is Status.OPEN
         and lane.job is None
         and not lane.waiting
-        and lane.legacy is not None
-        and lane.legacy.is_settled
+        and (at := removable_at(queue, lane)) is not None
+        and at <= now
     )

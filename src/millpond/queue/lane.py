@@ -126,6 +126,10 @@ class Draft:
         self.results: dict[int, bytes] = {}  # of completed items of which nothing is kept
 
     @property
+    def untouched(self) -> bool:
+        return not (self.parts or self.chunks or self.documents or self.names or self.pinned or self.reads)
+
+    @property
     def reads(self) -> bool:
         return bool(self.chunk_wants or self.document_wants or self.lookups or self.journal_wants)
 
@@ -434,6 +438,9 @@ class Lane:
     def seal_turn(self, now: int, settings: QueueSettings, journal_bytes: int) -> TurnJob | None:
         """The job for all that was gathered; None if there is nothing to do."""
         draft, partition = self.draft, self.partition
+        if not partition.events and draft.untouched:
+            partition.turn -= 1
+            return None
         self.draft = Draft()
         turn = None
         if partition.events or draft.documents or draft.chunks:

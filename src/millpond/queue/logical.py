@@ -478,8 +478,8 @@ class LogicalQueue:
         return min((at for at in (*wakes, *self._removals()) if at is not None), default=None)
 
     def _removals(self) -> list[int]:
-        """When partitions that are empty can be removed."""
-        lanes = [lane for lane in self.state.lanes.values() if lane.index in self.state.draining]
+        """When partitions that are empty, and whose names others have, can be removed."""
+        lanes = [lane for lane in self.state.lanes.values() if lane.legacy is not None]
         return [at for lane in lanes if (at := removable_at(self.state, lane)) is not None]
 
     def shed_stale_timers(self) -> None:

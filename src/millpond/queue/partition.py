@@ -746,8 +746,10 @@ class Partition:
 
     def is_empty(self) -> bool:
         """Nothing is here, and nothing is on its way."""
-        on_its_way = self.staged or self.claims or self.carried or self.confirming
-        return not (self.live_count() or len(self.finished) or on_its_way)
+        if self.ready.count or self.carried:  # the usual cases first: it is asked in every turn
+            return False
+        on_its_way = self.staged or self.claims or self.confirming
+        return not (on_its_way or self.live_count() or len(self.finished))
 
     def states(self, numbers: Iterable[int]) -> dict[int, State]:
         """The states of those items that exist."""
