@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from millpond.blocking import Pond
+from millpond.model import QueueInfo
+from millpond.queue import draining
 from tests.cli.calls import Cli
+from tests.crash.doomed_rebalance import at_once
 
 pytestmark = pytest.mark.slow  # each opens a data directory again and again
 
@@ -58,6 +62,26 @@ def test_a_wait_ends_when_the_old_partitions_are_gone(cli: Cli) -> None:
     cli.ok("queue", "create", "orders", "--partitions", "3")
     done = cli.value("queue", "rebalance", "orders", "--partitions", "1", "--wait")
     assert (done["status"], done["removed"]) == ("done", [1, 2])
+
+
+def test_a_wait_is_for_one_that_runs_already_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.ok("queue", "create", "orders", "--partitions", "2")
+    fill_two(cli, "orders")
+    cli.ok("queue", "rebalance", "orders", "--partitions", "1")
+
+    look = Pond.queue_info
+
+    def look_and_empty(pond: Pond, name: str) -> QueueInfo:
+        told = look(pond, name)
+        pond.clear(name)
+        return told
+
+    monkeypatch.setattr(Pond, "queue_info", look_and_empty)
+    monkeypatch.setattr(draining, "removable_at", at_once)
+    ran = cli("queue", "rebalance", "orders", "--partitions", "3", "--wait")
+    assert ran.code == 0
+    assert "orders is being rebalanced already; when that is done, this one begins" in ran.err
+    assert "orders has 3 partitions (3 in default): 2 new partitions, 0 old ones removed" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ EXAMPLES = """\
   millpond queue rebalance --all --wait            every queue: off a store whose affinity is 0
 
 New partitions take new items. Old ones drain through consumers and are removed: --wait waits for that, and may be
-stopped, as the server goes on without it.
+stopped, as the server goes on without it. One that runs already is in the way, unless --wait waits for it first.
 """
 
 
@@ -36,7 +36,9 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--all", action="store_true", help="every queue")
     verb.add_argument("--partitions", type=whole(1), metavar="N", help="how many; as many as there are without")
     verb.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
-    verb.add_argument("--wait", action="store_true", help="until the old partitions have been removed")
+    verb.add_argument(
+        "--wait", action="store_true", help="for one that runs already, then for the old partitions to be removed"
+    )
 
 
 def rebalance(asked: Arguments) -> int:
@@ -62,11 +64,20 @@ def _begin(pond: Pond | Client, name: str, asked: Arguments) -> tuple[Rebalance 
     from millpond.errors import MillpondError
 
     try:
+        if asked.wait and not asked.dry_run:
+            _wait_for_another(pond, name)
         return pond.rebalance(name, partitions=asked.partitions, dry_run=asked.dry_run), DONE
     except MillpondError as error:
         if not asked.all:
             raise
         return None, fail(f"{name}: {error.message}")
+
+
+def _wait_for_another(pond: Pond | Client, name: str) -> None:
+    running = pond.queue_info(name).rebalance
+    if running is not None and running.status == "running":
+        say(f"{name} is being rebalanced already; when that is done, this one begins")
+        _wait(pond, running)
 
 
 def _wait(pond: Pond | Client, told: Rebalance) -> Rebalance:
