@@ -53,9 +53,12 @@ def at_once(queue: QueueState, lane: Lane) -> int | None:
 
 
 def main(directory: str, life: str) -> None:
-    draining.removable_at = at_once
     say("start")
-    pond = millpond.open(directory)
+    work(millpond.open(directory), life)
+
+
+def work(pond: Pond, life: str) -> None:
+    draining.removable_at = at_once
     prepare(pond)
     workers = [threading.Thread(target=produce, args=(pond, f"{life}-{number}")) for number in range(PRODUCERS)]
     workers += [threading.Thread(target=consume, args=(pond,)) for _ in range(CONSUMERS)]
