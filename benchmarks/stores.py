@@ -90,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rebalance_rounds: int = 5
     rebalance_seconds: float = 4.0
     rebalance_ready: int = 50_000
-    rebalance_carried: int = 10_000
+    rebalance_carried: int = 5_000
 
 
 FULL = Plan()

@@ -31,7 +31,7 @@ class Bounds:
             (decisions, "CLAIM_MEMORY_MS"): rng.choice((30_000, 7 * 86_400_000)),
             (draining, "CARRY_BATCH"): dice.choice((1, 3, 200)),
             (draining, "NAMES_BATCH"): dice.choice((1, 3, 5_000)),
-            (pace, "CARRIED_A_SECOND"): speed.choice((20, 300, 2_000)),
+            (pace, "CARRIED_A_SECOND"): speed.choice((20, 300, 1_000)),
         }
 
     @property

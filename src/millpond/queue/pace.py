@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-CARRIED_A_SECOND = 2_000  # while somebody asks: a twentieth of a core
-AHEAD_MS = 100  # how far one may be ahead of that: a batch begins as a whole
+CARRIED_A_SECOND = 1_000  # while somebody asks: a twentieth of what a loop can do in all
+AHEAD_MS = 200  # how far one may be ahead of that: a batch begins as a whole
 QUIET_MS = 100  # without a request, after which nobody is kept waiting
 
 
