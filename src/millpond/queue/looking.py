@@ -53,6 +53,7 @@ def is_unsettled(lane: Lane, names: Collection[bytes]) -> bool:
 
 
 def unsettled_names(lane: Lane) -> list[set[bytes]]:
+    """Those names, of all turns that are not durable yet."""
     if not lane.known or (lane.free and not lane.partition.events):
         return []
     drafts = [lane.draft, *(turn.draft for turn in (lane.job, lane.doubt) if isinstance(turn, TurnJob))]
