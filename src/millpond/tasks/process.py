@@ -78,6 +78,7 @@ class Process(asyncio.Protocol):
         self._kill: asyncio.TimerHandle | None = None
         self._began_at = 0.0
         self._unheard_since: float | None = None  # while it has jobs
+        self._deaf = False  # and killed for it: what it begins just then is not to blame
         self._closing = False
         self._answers: set[asyncio.Task[None]] = set()
         self._again: list[Entry] = []
@@ -85,6 +86,7 @@ class Process(asyncio.Protocol):
         self.served = 0
         self.looked_at = 0.0  # at its memory
         self.spent = False  # it has used all that it may
+        self.silent = False  # it has begun none of its jobs, which were taken back, and was not heard since
         self.wanted_to_end = False
         self.gone: str | None = None  # how, once it has
 
@@ -154,10 +156,9 @@ class Process(asyncio.Protocol):
         else:
             self._end_now()
         self._tickets.close()
-        if self._watch is not None:
-            timer = self._loop.call_later(CLOSE_S, self._end_now)
-            await self._watch
-            timer.cancel()
+        if self._watch is not None and self.gone is None:
+            self._end_within(CLOSE_S)
+            await asyncio.shield(self._watch)  # who waits may be cancelled; its end is still seen to
 
     def retire(self) -> None:
         """After its last job: another is to take its place."""
@@ -172,6 +173,8 @@ class Process(asyncio.Protocol):
         await asyncio.to_thread(end_leftovers, self._has_started, LEFTOVER_PATIENCE)  # what has left its group
         if self._transport is not None:
             await asyncio.wait([self._lost], timeout=CLOSE_S)  # what it said last
+            self._transport.abort()  # somebody may hold the other end
+            await self._lost
         os.close(self._life)
         unbegun = self.take_back()
         self._tickets.close()
@@ -179,11 +182,16 @@ class Process(asyncio.Protocol):
             self._kill.cancel()
         self.gone = how = _in_words(code)
         if not self._loaded.done():
-            self._loaded.set_exception(InvalidRequest(f"the process ended before it had loaded the app: {how}"))
-            self._loaded.exception()  # who started it may have given up
+            self._cannot_load(f"the process ended before it had loaded the app: {how}")
         begun, self._entries = [*self._entries], deque()
-        of = begun[:1] if self.ended in (None, *begun[:1]) else []
+        for entry in begun:
+            _let_go(entry)
+        of = begun[:1] if self.ended in (None, *begun[:1]) and not self._deaf else []
         self._on_gone(self, how, of, [*self._again, *begun[len(of) :], *unbegun])
+
+    def _cannot_load(self, why: str) -> None:
+        self._loaded.set_exception(InvalidRequest(why))
+        self._loaded.exception()  # who started it may have given up
 
     def keep(self) -> None:
         """Tells the watcher how long the job in hand may run: until its lease is over, if nobody extends it.
@@ -192,6 +200,7 @@ class Process(asyncio.Protocol):
         """
         if self._is_deaf():
             log.warning("a process of the pool takes no jobs, and is killed: %s", self.pid)
+            self._deaf = True
             self._end_now()
         elif self._entries and self.seconds >= KEEP_S and self.gone is None:
             self._kept = True
@@ -201,6 +210,9 @@ class Process(asyncio.Protocol):
         since = self._unheard_since
         if since is None or self.wanted_to_end or not self._entries or self._loop.time() - since < DEAF_S:
             return False
+        return self._has_begun_none()
+
+    def _has_begun_none(self) -> bool:
         return self._tickets.unused() >= len(self._entries)
 
     def _has_started(self, pid: int, environment: Environment) -> bool:
@@ -222,10 +234,8 @@ class Process(asyncio.Protocol):
         """What it was sent and has not begun: it never will."""
         taken = [self._entries.pop() for _ in range(self._tickets.take_back())]
         for entry in taken:
-            entry.running, entry.begun = None, False
-            if entry.timer is not None:
-                entry.timer.cancel()
-                entry.timer = None
+            _let_go(entry)
+        self.silent = self.silent or bool(taken and not self._entries)
         return taken[::-1]
 
     def _begin(self, entry: Entry) -> None:
@@ -237,11 +247,15 @@ class Process(asyncio.Protocol):
             self.end(entry, at_once=entry.job.ending == "lease_lost")
 
     def _time_out(self, entry: Entry) -> None:
-        entry.timed_out = True
-        self.end(entry, at_once=False)
+        """Its time is still to come if it has not begun."""
+        if self._has_begun_none():
+            entry.timer = self._loop.call_later(entry.timeout or 0, self._time_out, entry)
+        else:
+            entry.timed_out = True
+            self.end(entry, at_once=False)
 
     def end(self, entry: Entry, *, at_once: bool) -> None:
-        """The job in hand, and with it the process. One that waits behind it is ended when it is its turn."""
+        """The job in hand, and with it the process. One that has begun behind it is ended when that is heard."""
         if not self._entries or self._entries[0] is not entry or self._process is None:
             return
         self.wanted_to_end = True
@@ -251,7 +265,11 @@ class Process(asyncio.Protocol):
             self._end_now()
         elif self._kill is None:
             _interrupt(self._process)
-            self._kill = self._loop.call_later(GRACE_S, self._end_now)
+            self._end_within(GRACE_S)
+
+    def _end_within(self, seconds: float) -> None:
+        if self._kill is None:
+            self._kill = self._loop.call_later(seconds, self._end_now)
 
     def _end_now(self) -> None:
         self.wanted_to_end = True
@@ -265,13 +283,18 @@ class Process(asyncio.Protocol):
         self._channel = os.dup(transport.get_extra_info("socket").fileno())
 
     def connection_lost(self, error: Exception | None) -> None:
-        """To write to a process that has gone ends the transport, with all that was not read yet."""
+        """To write to a process that has gone ends the transport, with all that was not read yet.
+
+        A process without it is of no use, and a thread that a task has left may keep it for ever.
+        """
         self._lost.set_result(None)
         with socket.socket(fileno=self._channel) as channel:
             for data in _unread(channel):
                 self.data_received(data)
+        self._end_within(CLOSE_S)
 
     def data_received(self, data: bytes) -> None:
+        self.silent = False
         for body in self._unpacking.feed(data):
             self._said(decode_from_process(body))
         self._unheard_since = self._loop.time() if self._entries else None
@@ -284,7 +307,7 @@ class Process(asyncio.Protocol):
         elif isinstance(frame, Ready):
             self._loaded.set_result(None)
         elif isinstance(frame, Broken):
-            self._loaded.set_exception(InvalidRequest(f"the app cannot be loaded: {frame.error}"))
+            self._cannot_load(f"the app cannot be loaded: {frame.error}")
         elif self._entries and isinstance(frame, Progress):
             self._entries[0].notes.progress(frame.progress)
         elif self._entries:
@@ -323,6 +346,14 @@ class Process(asyncio.Protocol):
     def _send(self, frame: Hello | Job | Answer) -> None:
         if self._transport is not None:
             self._transport.write(packed(frame))
+
+
+def _let_go(entry: Entry) -> None:
+    """It is not one of a process any more."""
+    entry.running, entry.begun = None, False
+    if entry.timer is not None:
+        entry.timer.cancel()
+        entry.timer = None
 
 
 def _unread(channel: socket.socket) -> Iterator[bytes]:

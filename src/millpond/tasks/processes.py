@@ -57,6 +57,7 @@ class ProcessPool:
         self._look: asyncio.TimerHandle | None = None  # at what waits behind a long one
         self._keeping: asyncio.TimerHandle | None = None
         self._starting: set[asyncio.Task[None]] = set()
+        self._successors: set[Process] = set()  # that have not loaded the app yet
         self._open = False  # processes that end are replaced
 
     def accepts(self, job: Running) -> bool:
@@ -94,8 +95,9 @@ class ProcessPool:
         for task in self._starting:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
-        await asyncio.gather(*[process.close() for process in self._processes])
+        await asyncio.gather(*[process.close() for process in (*self._processes, *self._successors)])
         self._processes = []
+        self._successors.clear()
         self._app.connection.unbind(self._portal)
 
     def run(self, job: Running, done: Done) -> None:
@@ -123,13 +125,18 @@ class ProcessPool:
         self._keeping = self._loop.call_later(KEEP_S, self._keep)
 
     def end(self, job: Running, why: Why) -> None:
+        """One that was sent to a process and has not begun never will."""
         entry: Entry = job.own
         entry.notes.cancelled = True
+        if isinstance(entry.running, Process):
+            self._take_from(entry.running)
         if entry in self._waiting:
             self._waiting.remove(entry)
             self._outcomes.tell(entry, DEFERRED if why == "stopping" else INTERRUPTED)
         elif isinstance(entry.running, Process):
             entry.running.end(entry, at_once=why == "lease_lost")
+        if why != "stopping":  # then the others are ended too
+            self._fill()
 
     # ---- jobs to processes ------------------------------------------------------------------------------------
 
@@ -151,12 +158,17 @@ class ProcessPool:
         behind = [process for process in self._processes if process.count > 1]
         for process in behind:
             if process.seconds >= MOMENT_S:
-                self._waiting.extendleft(reversed(process.take_back()))
+                self._take_from(process)
         if behind:
             self._look = self._loop.call_later(MOMENT_S, self._take_from_long)
         self._fill()
 
+    def _take_from(self, process: Process) -> None:
+        self._waiting.extendleft(reversed(process.take_back()))
+
     def _is_free(self, process: Process) -> bool:
+        if process.silent and process.count:  # one is enough to see whether it takes any
+            return False
         return process.ready and self._may_serve(process) and process.seconds < MOMENT_S
 
     def _may_serve(self, process: Process) -> bool:
@@ -201,22 +213,23 @@ class ProcessPool:
         task = self._loop.create_task(self._replace(process, wait))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
+        self._fill()
 
     async def _replace(self, old: Process, wait: float) -> None:
         while True:
             await asyncio.sleep(wait)
             process = Process(self._hello, self._ended, self._gone)
+            self._successors.add(process)
             try:
                 await process.start()
             except (InvalidRequest, OSError) as error:
                 await process.close()
+                self._successors.remove(process)
                 log.error("a process of the pool could not be started: %s", error)
                 self._crashes.append(self._loop.time())
                 wait = pause(self._crashes, self._loop.time())
-            except BaseException:
-                await process.close()
-                raise
             else:
                 self._processes[self._processes.index(old)] = process
+                self._successors.remove(process)
                 self._fill()
                 return
