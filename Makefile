@@ -36,8 +36,9 @@ demo: $(CORE) ## see a queue at work, in a minute
 example: $(READY) ## events to Spark to Parquet and a second queue, dead letters, redrive and a report, in two minutes
 	$(BIN)/python examples/orders.py
 
-test: lint types ## everything that CI checks: lint, types, the simulator in its CI size, all tests
+test: lint types ## everything that CI checks: lint, types, the simulators in their CI size, all tests
 	$(BIN)/python -m tests.sim.run --seed 1 --seeds 1000 --pairs-min 100
+	$(BIN)/python -m tests.tasks.pool_world 1 1000
 	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/spark
 	$(BIN)/python -m pytest tests/spark
 
