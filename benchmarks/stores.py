@@ -283,7 +283,7 @@ def measure_held(here: Stage) -> dict[str, Any]:
             before = held.pairs()
             found = held.hold()
     sides = {side: cost(before[side], found["after"][side]) for side in before}
-    return {**found, "before": before, "sides": sides, "load_seconds": here.plan.held_seconds}
+    return {**found, "before": before, "sides": sides, "load_seconds": len(found["steps"]) * here.plan.held_step}
 
 
 def cost(before: Mapping[str, list[float]], after: Mapping[str, list[float]]) -> dict[str, float]:
@@ -385,7 +385,7 @@ def headline(found: dict[str, Any]) -> dict[str, float | int]:
         **figures,
         "held_snapshot_cost": held["sides"]["millpond"]["cost"],
         "held_snapshot_cost_skip_locked": held["sides"]["skip locked"]["cost"],
-        "held_snapshot_seconds": held["load_seconds"],
+        "held_snapshot_seconds": held["seconds"],
         "rebalance_throughput": min(phase["ratio"]["median"] for one in rebalanced for phase in one["phases"]),
         "rebalance_lost": sum(one["lost"] for one in rebalanced),
         "rebalance_doubled": sum(one["doubled"] for one in rebalanced),
@@ -429,7 +429,7 @@ def print_held(found: dict[str, Any]) -> None:
         [step.values() for step in found["steps"]],
     )
     print_table(
-        f"A snapshot held for {found['seconds']} s, {found['load_seconds']:g} s of them with load: items/s",
+        f"A snapshot held for {found['seconds']} s, {found['load_seconds']:g} s of them with our load: items/s",
         ("side", "before", "after", "free before", "free after", "cost"),
         [(side, *one.values()) for side, one in found["sides"].items()],
     )
