@@ -15,13 +15,12 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
-import msgspec
 import uvloop
 
 from millpond.access.tokens_file import TokensFile
 from millpond.config.addresses import check_bind, host_names, only_local
-from millpond.config.certificates import tls_context
-from millpond.config.keys import KEYS
+from millpond.config.certificates import read_certificate, tls_context
+from millpond.config.keys import KEYS, with_values
 from millpond.config.load import Loaded
 from millpond.config.settings import Address, Config
 from millpond.errors import Conflict, InvalidRequest, MillpondError, NotFound
@@ -39,6 +38,7 @@ from millpond.sharing import SharedPond
 log = logging.getLogger("millpond.server")
 ReadAgain = Callable[[], Loaded]
 OWNER_LOOK_S = 1.0  # between a guest's looks at whether the owner answers
+FIXED = ("data", "bind", "insecure_no_tls", "tls.client_ca")  # keys that a server which runs cannot change
 GC_NEW_OBJECTS = 20_000  # some hundred requests; with the usual 700 a busy server collects all the time
 
 
@@ -123,6 +123,7 @@ class Server:
         self._reloading = asyncio.Lock()
         self._pond = SharedPond(config.data, stores=config.stores, reload=self.reload)
         self._listener: Listener | None = None
+        self._tls: ssl.SSLContext | None = None
         self._page: MetricsPage | None = None
         self._sockets: list[str] = []
         self._owner_answers = True  # once the pond is open, or it would not be
@@ -136,13 +137,13 @@ class Server:
         problems = check_bind(config, any(token.status(self._pond.clock.now()) == "active" for token in tokens))
         if problems:
             raise InvalidRequest("; ".join(problems))
-        tls = tls_context(config.tls)
+        self._tls = tls_context(config.tls)
         await self._pond.open()
         self._looking = asyncio.ensure_future(self._look_at_owner())
         try:
             self._listener = listener = Listener(self._app(), Lean(self._pond), _connection_limits(config))
             for address in config.bind:
-                await self._listen(listener, address, tls)
+                await self._listen(listener, address, self._tls)
         except BaseException:
             if self._listener is not None:
                 await self._listener.stop(0)
@@ -182,14 +183,26 @@ class Server:
             return Reloaded(problems=[str(one) for one in loaded.problems])
         if self._pond.engine is None:
             raise Conflict("the data directory is another process's, and so are its stores; reload that one")
-        changed = await self._pond.engine.change_stores(loaded.config.stores)
         old, new = self._config, loaded.config
-        self._config = msgspec.structs.replace(old, stores=new.stores, log=new.log)
-        if new.log != old.log:
-            configure(new.log.format, new.log.level)
-            changed.append(f"the log has level {new.log.level}, format {new.log.format}")
-        restart = [key.name for key in KEYS if key.path[0] != "log" and key.value_in(new) != key.value_in(old)]
-        return Reloaded(changed=changed, restart=restart)
+        has_tls = self._tls is not None and tls_context(new.tls) is not None
+        changed = await self._pond.engine.change_stores(new.stores)
+        fixed = FIXED if has_tls else (*FIXED, "tls.cert", "tls.key")
+        others = [key for key in KEYS if key.value_in(new) != key.value_in(old)]
+        self._use(with_values(new, old, fixed))
+        changed += [f"{key.name} is {key.text_in(new)}" for key in others if key.name not in fixed]
+        if has_tls:
+            changed.append("the certificate was read again")
+        return Reloaded(changed=changed, restart=[key.name for key in others if key.name in fixed])
+
+    def _use(self, config: Config) -> None:
+        """From now on; requests and connections that are there already may be held to what was."""
+        if config.log != self._config.log:
+            configure(config.log.format, config.log.level)
+        self._config = config
+        if self._tls is not None:
+            read_certificate(self._tls, config.tls)
+        if self._listener is not None:
+            self._listener.limit(_connection_limits(config), _limits(config), host_names(config))
 
     async def _close(self) -> None:
         if self._looking is not None:
@@ -211,11 +224,7 @@ class Server:
             ready=self._ready,
             metrics=self._metrics,
             now=self._pond.clock.now,
-            limits=Limits(
-                body_bytes_max=config.limits.body_bytes,
-                body_timeout_s=config.timeouts.body,
-                parked_max=config.limits.parked_leases,
-            ),
+            limits=_limits(config),
         )
 
     async def _listen(self, listener: Listener, address: Address, tls: ssl.SSLContext | None) -> None:
@@ -284,6 +293,14 @@ class Lean:
 
 def _not_here(*_: Any) -> None:
     """The queue is not awake here: the long way leads to the owner."""
+
+
+def _limits(config: Config) -> Limits:
+    return Limits(
+        body_bytes_max=config.limits.body_bytes,
+        body_timeout_s=config.timeouts.body,
+        parked_max=config.limits.parked_leases,
+    )
 
 
 def _connection_limits(config: Config) -> ConnectionLimits:

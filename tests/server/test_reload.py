@@ -81,11 +81,11 @@ def test_stores_are_added_changed_and_removed_by_config_reload(world: World) -> 
 
 
 def test_a_signal_does_the_same_and_the_log_tells(world: World) -> None:
-    world.write(world.disk("b"), more="log.level = 'debug'\nlimits.connections = 9000")
+    world.write(world.disk("b"), more="log.level = 'debug'\ninsecure_no_tls = true")
     world.server.process.signal(signal.SIGHUP)
     until(lambda: world.server.process.said("store 'b' is new"), "the store")
-    until(lambda: world.server.process.said("limits.connections has another value"), "what needs a restart")
-    assert world.server.process.said("the log has level debug")
+    until(lambda: world.server.process.said("insecure_no_tls has another value"), "what needs a restart")
+    assert world.server.process.said("log.level is debug")
     world.write(world.disk("b"), world.disk("b"))
     world.server.process.signal(signal.SIGHUP)
     until(lambda: world.server.process.said("stores.name is 'b' a second time"), "the problem")
@@ -93,9 +93,9 @@ def test_a_signal_does_the_same_and_the_log_tells(world: World) -> None:
 
 
 def test_what_needs_a_restart_is_named_and_a_wrong_file_changes_nothing(world: World) -> None:
-    world.write(world.disk("b"), more="limits.connections = 9000\ntimeouts.header = 3")
+    world.write(world.disk("b"), more="insecure_no_tls = true")
     code, told, said = world.reload()
-    assert (code, told["restart"]) == (0, ["limits.connections", "timeouts.header"])
+    assert (code, told["restart"]) == (0, ["insecure_no_tls"])
     assert "restart the server to use it" in said
     good = world.file.read_text()
     for wrong, expected in [
@@ -113,6 +113,29 @@ def test_what_needs_a_restart_is_named_and_a_wrong_file_changes_nothing(world: W
         assert done.returncode == 2
         assert expected in done.stderr
     assert world.stores("q") == ["default", "b"]
+
+
+def test_limits_timeouts_and_names_hold_from_then_on(world: World) -> None:
+    world.server.must("queues.create", name="q")
+    large = {"queue": "q", "items": [{"text": "x" * 2_000}]}
+    world.server.must("queue.produce", **large)
+    more = "allowed_hosts = ['pond.example.org']\nlimits = {body_bytes = '1KiB', parked_leases = 0}\ntimeouts.body = 5"
+    world.write(more=more)
+    code, told, _ = world.reload()
+    assert (code, told.get("restart", [])) == (0, [])
+    assert told["changed"] == [
+        "allowed_hosts is pond.example.org",
+        "limits.body_bytes is 1024",
+        "limits.parked_leases is 0",
+        "timeouts.body is 5.0",
+    ]
+    assert world.server.call("queue.produce", **large).status == 413
+    assert world.server.call("queue.lease", queue="q", wait="1s").status == 429
+    assert world.server.ask("GET", "/health", Host="pond.example.org").status == 200
+    world.write()
+    world.reload()
+    assert world.server.must("queue.produce", **large)
+    assert world.server.ask("GET", "/health", Host="pond.example.org").status != 200
 
 
 def test_where_no_server_is_the_command_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import ssl
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import pytest
 import trustme
 
-from tests.server.process import Server, serve, token
+from tests.server.process import Server, serve, token, until
 
 SILENCE_S = 0.3  # how long a handshake may take at these servers
 
@@ -28,14 +29,19 @@ class Papers(NamedTuple):
 def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
     folder = tmp_path_factory.mktemp("papers")
     ours, others, clients = trustme.CA(), trustme.CA(), trustme.CA()
-    server = ours.issue_cert("127.0.0.1", "localhost")
+    clients.cert_pem.write_to_path(folder / "clients.pem")
+    flags = [*certified(ours, folder), "--timeouts-header", str(SILENCE_S)]
+    return Papers(ours, others, clients, flags)
+
+
+def certified(ca: trustme.CA, folder: Path) -> list[str]:
+    """Flags for a certificate of that authority, which is put there."""
+    server = ca.issue_cert("127.0.0.1", "localhost")
     server.private_key_pem.write_to_path(folder / "key.pem")
     (folder / "key.pem").chmod(0o600)
     for number, part in enumerate(server.cert_chain_pems):
         part.write_to_path(folder / "cert.pem", append=number > 0)
-    clients.cert_pem.write_to_path(folder / "clients.pem")
-    flags = ["--tls-cert", f"{folder}/cert.pem", "--tls-key", f"{folder}/key.pem", "--timeouts-header", str(SILENCE_S)]
-    return Papers(ours, others, clients, flags)
+    return ["--tls-cert", f"{folder}/cert.pem", "--tls-key", f"{folder}/key.pem"]
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +127,25 @@ def test_a_handshake_that_does_not_go_on_is_cut_off(secured: Server, sent: bytes
     with secured.connect() as sock:
         sock.sendall(sent)
         assert until_closed(sock) == b""
+
+
+@pytest.mark.slow
+def test_a_certificate_that_was_renewed_is_used_after_a_signal(tmp_path: Path) -> None:
+    first, second = trustme.CA(), trustme.CA()
+    flags = certified(first, tmp_path)
+    with serve(tmp_path / "data", *flags) as server, shaken(server, trusting(first)) as before:
+        certified(second, tmp_path)
+        server.process.signal(signal.SIGHUP)
+        until(lambda: server.process.said("the certificate was read again"), "the new one")
+        with shaken(server, trusting(second)):
+            pass
+        before.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert before.recv(100).startswith(b"HTTP/1.1 200"), "who was there stays"
+        (tmp_path / "cert.pem").write_text("no certificate")
+        server.process.signal(signal.SIGHUP)
+        until(lambda: server.process.said("nothing has changed: tls.cert"), "the problem")
+        with shaken(server, trusting(second)):
+            pass
 
 
 # ---- mutual TLS -------------------------------------------------------------------------------------------

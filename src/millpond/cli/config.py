@@ -142,10 +142,8 @@ def _values(loaded: Loaded) -> list[dict[str, Any]]:
 
     shown = []
     for key in KEYS:
-        value: Any = loaded.config
-        for part in key.path:
-            value = getattr(value, part)
-        shown.append({"key": key.name, "value": _plain(value), "text": _text(value), "from": loaded.origins[key.name]})
+        value, text = _plain(key.value_in(loaded.config)), key.text_in(loaded.config)
+        shown.append({"key": key.name, "value": value, "text": text, "from": loaded.origins[key.name]})
     return shown + [_store_value(one, loaded) for one in loaded.config.stores]
 
 
@@ -163,11 +161,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [str(one) for one in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _text(value: Any) -> str:
-    if value is None or value == ():
-        return "-"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -13,6 +13,15 @@ def tls_context(tls: Tls) -> ssl.SSLContext | None:
     if tls.cert is None or tls.key is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    read_certificate(context, tls)
+    if tls.client_ca is not None:
+        _demand_certificates(context, tls)
+    return context
+
+
+def read_certificate(context: ssl.SSLContext, tls: Tls) -> None:
+    """Also into a context that is in use: for the connections that come."""
+    assert tls.cert is not None
     try:
         context.load_cert_chain(tls.cert, tls.key, password=_no_password)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
@@ -20,9 +29,6 @@ def tls_context(tls: Tls) -> ssl.SSLContext | None:
             f"tls.cert {tls.cert} and tls.key {tls.key} do not work ({_reason(error)}); name a certificate and the"
             " private key that belongs to it, both PEM, the key without a password"
         ) from None
-    if tls.client_ca is not None:
-        _demand_certificates(context, tls)
-    return context
 
 
 def _demand_certificates(context: ssl.SSLContext, tls: Tls) -> None:

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from millpond.config import values
 from millpond.config.settings import Config
@@ -53,6 +55,9 @@ class Key(msgspec.Struct, frozen=True):
             found = getattr(found, part)
         return found
 
+    def text_in(self, config: Config) -> str:
+        return values.text_of(self.value_in(config))
+
 
 KEYS = (
     Key("data", values.path, "the data directory", "DIR"),
@@ -81,3 +86,14 @@ CONFIG_VARIABLE = "MILLPOND_CONFIG"
 OTHER_VARIABLES = (CONFIG_VARIABLE, "MILLPOND_SERVER", "MILLPOND_TOKEN")  # of the clients, and of the file itself
 
 DEFAULT_FILE = Path("~/.config/millpond/millpond.toml")
+
+
+def with_values(config: Config, other: Config, names: Iterable[str]) -> Config:
+    """The configuration, with these keys as another has them."""
+    for name in names:
+        *table, last = BY_NAME[name].path
+        value = BY_NAME[name].value_in(other)
+        if table:
+            last, value = table[0], replace(getattr(config, table[0]), **{last: value})
+        config = replace(config, **{last: value})
+    return config

@@ -154,6 +154,15 @@ def shown(raw: Any) -> str:
     return str(raw).lower() if isinstance(raw, bool) else f"{raw!r:.60}"
 
 
+def text_of(value: Any) -> str:
+    """Of one that was read."""
+    if value is None or value == ():
+        return "-"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def size_text(number: int) -> str:
     for unit in ("GiB", "MiB", "KiB"):
         scale = _SIZE_UNITS[unit.lower()]

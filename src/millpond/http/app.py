@@ -102,6 +102,12 @@ class App:
     def draining(self) -> bool:
         return self.parked.draining
 
+    def limit(self, limits: Limits, allowed_hosts: Iterable[str] | None) -> None:
+        """To these from now on; streams stay as they are."""
+        self.limits = limits
+        self.parked.limit = limits.parked_max
+        self._hosts = None if allowed_hosts is None else AllowedHosts(allowed_hosts)
+
     def drain(self) -> None:
         """Before a shutdown: not ready, leases do not wait, streams end; everything else is answered as ever."""
         self.parked.drain()

@@ -116,6 +116,11 @@ class LeanProtocol(GuardedProtocol):
         bound = {"application": application, "engine": engine, "connection_limits": limits, "codecs": {}, "heads": {}}
         return type("BoundLeanProtocol", (cls,), bound)
 
+    @classmethod
+    def limit(cls, limits: ConnectionLimits) -> None:
+        super().limit(limits)
+        cls.heads.clear()  # they were measured by the application's limits of then
+
     def __init__(
         self,
         config: Config,

@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from millpond.api import Begin
-from millpond.http.app import App
+from millpond.http.app import App, Limits
 from millpond.http.lean import LeanProtocol
 from millpond.http.protocol import ConnectionLimits, GuardedProtocol, Sweeper
 
@@ -84,6 +84,11 @@ class Listener:
         finally:
             os.umask(mask)
         self._servers.append(server)
+
+    def limit(self, limits: ConnectionLimits, app_limits: Limits, allowed_hosts: Iterable[str] | None) -> None:
+        """To these from now on; a TLS handshake may take as long as it might before."""
+        self.app.limit(app_limits, allowed_hosts)
+        self._protocol.limit(limits)
 
     @property
     def connections(self) -> int:

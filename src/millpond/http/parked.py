@@ -27,7 +27,7 @@ class Waiting(Protocol):
 
 class Parked:
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._waiting: set[Waiting] = set()
         self.draining = False
 
@@ -35,9 +35,9 @@ class Parked:
         return len(self._waiting)
 
     def check_room(self) -> None:
-        if len(self._waiting) >= self._limit:
+        if len(self._waiting) >= self.limit:
             raise TooManyRequests(
-                f"{self._limit} requests wait here already, the limit; come back later, or ask without `wait`",
+                f"{self.limit} requests wait here already, the limit; come back later, or ask without `wait`",
                 retry_after=RETRY_AFTER_S,
             )
 

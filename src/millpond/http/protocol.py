@@ -43,6 +43,11 @@ class _Refused(Exception):
 class GuardedProtocol(HttpToolsProtocol):
     connection_limits: ClassVar[ConnectionLimits] = ConnectionLimits()
 
+    @classmethod
+    def limit(cls, limits: ConnectionLimits) -> None:
+        """All connections, from now on."""
+        cls.connection_limits = limits
+
     def __init__(
         self,
         config: Config,
