@@ -20,7 +20,8 @@ KINDS = (
     (True, Trigger.NOW, SMALL),
 )
 INSTANTS = 4  # random ones more than any other point
-IN_A_BATCH = ("before commit(end of N-1)", "after partitions", "in the middle of read")
+IN_A_BATCH = ("after partitions", "in the middle of read")
+BETWEEN_BATCHES = "before commit(end of N-1)"  # in one too, unless that was the last of a run
 ENDS_A_RUN = (Victim.DRIVER, Victim.MACHINE, Victim.PYTHON)  # of a query: the next one begins from the checkpoint
 
 Pair = tuple[Point, Victim]
@@ -39,7 +40,7 @@ def plans(seed: int) -> Iterator[Plan]:
     for number in count():
         executors, trigger, (items_max, waves) = KINDS[number % len(KINDS)]
         setup = Setup(f"{seed}/{number}", executors, trigger, random.choice((1, 2, 3)), items_max, waves)
-        yield Plan(number, setup, tuple(_kills(_drawn(deck, setup, random), random)))
+        yield Plan(number, setup, tuple(_kills(_drawn(deck, setup, random), setup.trigger, random)))
 
 
 def plan_of(seed: int, number: int) -> Plan:
@@ -75,8 +76,9 @@ def _weight(pair: Pair) -> int:
     return 2 if pair[0].given == Given.REPLAYED else 1
 
 
-def _kills(pairs: list[Pair], random: Random) -> Iterator[Kill]:
+def _kills(pairs: list[Pair], trigger: Trigger, random: Random) -> Iterator[Kill]:
     """Those of a new checkpoint first, all of one query: the other one goes on. Before a replay, what causes it."""
+    causes = IN_A_BATCH if trigger == Trigger.NOW else (BETWEEN_BATCHES, *IN_A_BATCH)
     first = random.choice(tuple(Query))
     new = [pair for pair in pairs if pair[0].given == Given.NEW]
     for point, victim in sorted(new, key=lambda pair: pair[1] not in ENDS_A_RUN):
@@ -84,6 +86,6 @@ def _kills(pairs: list[Pair], random: Random) -> Iterator[Kill]:
     for point, victim in pairs:
         query = random.choice(point.queries)
         if point.given == Given.REPLAYED:
-            yield kill_at(random.choice(IN_A_BATCH), random.choice((Victim.DRIVER, Victim.MACHINE)), query)
+            yield kill_at(random.choice(causes), random.choice((Victim.DRIVER, Victim.MACHINE)), query)
         if point.given != Given.NEW:
             yield Kill(point, victim, query)
