@@ -106,7 +106,7 @@ def failed_commits_are_acknowledged(patch: Patch) -> None:
 
 
 def the_dead_queue_forgets_what_has_arrived(patch: Patch) -> None:
-    patch.setattr(transfer, "_has_arrived", lambda queue, name: False)
+    patch.setattr(transfer, "_arrived", lambda queue, names: set())
 
 
 def transfers_are_forgotten_before_the_source_has_let_go(patch: Patch) -> None:
