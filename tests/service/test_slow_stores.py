@@ -18,6 +18,7 @@ from millpond.service import manager
 from millpond.service.manager import IDLE_MS
 from millpond.store.base import Turn
 from millpond.store.sqlite import SqliteStore
+from tests.service.looks import until
 
 PATIENCE_S = 30.0  # the machine may be busy
 
@@ -83,6 +84,7 @@ def run(folder: Path, gate: Gate, scenario: Any) -> None:
         async with AsyncPond(folder / "data", clock=clock, stores=stores) as pond:
             for name in ("slow", "slow2"):
                 await pond.create_queue(name, partitions=2)
+                await until_open(pond, name)  # so that each gets its share
                 for number in range(4):
                     await pond.produce(name, [str(number)])
             for name in ("asleep", "other"):
@@ -93,6 +95,13 @@ def run(folder: Path, gate: Gate, scenario: Any) -> None:
                 gate.open()
 
     asyncio.run(whole())
+
+
+async def until_open(pond: AsyncPond, name: str) -> None:
+    async def is_open() -> bool:
+        return all(one.status == "open" for one in (await pond.stats(name)).partitions)
+
+    await until(is_open)
 
 
 def spawn(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
