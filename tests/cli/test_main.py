@@ -32,6 +32,7 @@ def run(home: Path, *arguments: str, **environment: str) -> subprocess.Completed
     )
 
 
+@pytest.mark.slow
 def test_a_token_is_created_listed_and_revoked(tmp_path: Path) -> None:
     made = run(
         tmp_path, "token", "create", "--role", "producer", "--queues", "team-a/*", "--queues", "x", "--expires", "30d"

@@ -381,6 +381,7 @@ def told(pond: SteppedPond) -> dict[str, Any]:
     return {item.id: (item.payload, str(item.state), item.attempts) for item in pond.list()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_crash_at_any_step_loses_and_doubles_nothing(make_pond: MakePond, backwards: bool) -> None:
     pond = make_pond(definition(lease_timeout_ms=1_000_000))

@@ -39,6 +39,7 @@ def seen(lake: Lake, item_id: str) -> list[tuple[int, str]]:
 # ---- one item -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_timeline_has_all_that_happened_to_an_item(lake: Lake, compacted: bool) -> None:
     clock = ManualClock()

@@ -123,6 +123,7 @@ def test_files_grow_to_their_target_and_no_further(lake: Lake) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_row_groups_stay_of_a_size_to_be_read_at_once(lake: Lake) -> None:
     async def main() -> None:
         async with AsyncPond(":memory:", clock=ManualClock()) as pond:

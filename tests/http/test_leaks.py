@@ -7,6 +7,8 @@ import gc
 import os
 import socket
 
+import pytest
+
 from millpond.http.app import Limits
 from tests.http.served import Served, post, read_reply, serve
 from tests.http.streams import ARROW, stream
@@ -65,6 +67,7 @@ def held(served: Served) -> tuple[int, int, int]:
     return tasks, len(os.listdir("/proc/self/fd")), objects
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind_by_any_kind_of_client() -> None:
     with serve(limits=Limits(keep_alive_s=0.01)) as served:
         served.must("queues.create", name="q", lease_timeout="1ms", max_attempts=1, dead="delete")

@@ -77,6 +77,7 @@ def flood(sock: socket.socket, request: bytes) -> int:
     return sent
 
 
+@pytest.mark.slow
 def test_a_flood_behind_a_poll_is_not_read_without_end_and_ends_the_poll() -> None:
     with serve(bounds=ConnectionLimits(stall_timeout_s=0.0)) as served:
         served.must("queues.create", name="q")

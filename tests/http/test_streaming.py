@@ -106,6 +106,7 @@ def test_an_item_that_ended_elsewhere_makes_room_when_its_lease_is_not_extended(
         assert texts(lines.items(1)) == ["2"]
 
 
+@pytest.mark.slow
 def test_leases_are_kept_alive_while_the_stream_lives(own: Served) -> None:
     produce(own, "x")
     with subscribe(own, lease_timeout="200ms") as lines:

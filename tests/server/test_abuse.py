@@ -196,6 +196,7 @@ DRIPS = {
 }
 
 
+@pytest.mark.slow
 def test_whoever_drips_is_cut_off(impatient: Server) -> None:
     """All at once, a piece whenever the server has had time to look around."""
     socks = {name: impatient.connect() for name in DRIPS}
@@ -228,6 +229,7 @@ def test_whoever_drips_is_cut_off(impatient: Server) -> None:
         assert found in ((status,) if status in (200, 404) else (status, None, 400)), (name, told[name])
 
 
+@pytest.mark.slow
 def test_a_poll_is_not_taken_for_idle(impatient: Server) -> None:
     with impatient.connect() as sock:
         sock.sendall(post("/v1/queue.lease", b'{"queue": "q", "wait": "1500ms"}', JSON))

@@ -193,6 +193,7 @@ def test_a_revoked_token_ends_within_seconds_also_for_those_who_wait(guarded: Gu
     until(lambda: guarded.server.must("queue.stats", queue="watched")["counts"]["ready"] == 10, "the items to be back")
 
 
+@pytest.mark.slow
 def test_a_token_expires_while_the_server_runs(guarded: Guarded) -> None:
     _, secret = TokensFile(guarded.data).create(Clock().now(), role="producer", queues=["*"], expire_timeout_ms=2_000)
     until(lambda: guarded.ask(secret, "queue.stats", queue="other").status == 403, "the token to be seen")
@@ -270,6 +271,7 @@ def test_nobody_speaks_with_anothers_token_however_a_request_is_cut(guarded: Gua
                 assert b" 200 " not in read_reply(sock)[:20], (cut, sent)
 
 
+@pytest.mark.slow
 def test_tokens_are_asked_for_from_the_first_one_on(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         assert server.call("queues.list").status == 200
@@ -281,6 +283,7 @@ def test_tokens_are_asked_for_from_the_first_one_on(tmp_path: Path) -> None:
         until(lambda: server.call("queues.list").status == 401, "the file's going to be seen")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:0"])
 def test_other_machines_need_tokens_and_tls_or_a_word(tmp_path: Path, bind: str) -> None:
     def told(*flags: str) -> str:

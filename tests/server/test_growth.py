@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from tests.http.served import Served, read_reply
 from tests.http.served import serve as serve_here
 from tests.server.abuse import ABUSES, Abuse, prepare, reset
@@ -35,6 +37,7 @@ def one_round(server: Server | Served, rng: Random) -> None:
         abused(server.connect(), abuse, rng.randrange(4))
 
 
+@pytest.mark.slow
 def test_a_server_does_not_grow_with_abuse(tmp_path: Path) -> None:
     rng = Random(1)
     with serve(tmp_path) as server:
@@ -55,6 +58,7 @@ def test_a_server_does_not_grow_with_abuse(tmp_path: Path) -> None:
         assert [one["message"] for one in server.process.log if one["level"] != "info"] == []
 
 
+@pytest.mark.slow
 def test_no_task_and_no_object_is_left_of_them() -> None:
     """In this process, where tasks can be counted."""
     rng = Random(0)

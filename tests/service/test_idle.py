@@ -140,6 +140,7 @@ def test_the_least_recently_used_queues_make_room_for_others(tmp_path: Path, clo
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("room_for_five")
 def test_many_queues_that_are_asked_at_once_are_all_served(tmp_path: Path, clock: ManualClock) -> None:
     names = [f"q{number}" for number in range(20)]

@@ -142,6 +142,7 @@ def test_a_parked_look_survives_its_owner(tmp_path: Path) -> None:
         assert look.result().state == "cancelled"
 
 
+@pytest.mark.slow
 def test_of_many_guests_one_inherits_and_the_others_find_it(tmp_path: Path) -> None:
     with other(tmp_path) as owner, other(tmp_path) as one, other(tmp_path) as two, other(tmp_path) as three:
         owner.ask("pond.create_queue('q')")

@@ -8,6 +8,7 @@ from tests.sim.run import main, run_seed, simulate
 from tests.sim.world import World
 
 
+@pytest.mark.slow
 def test_a_few_worlds_keep_all_promises() -> None:
     summary = simulate(seed=1, seeds=12, jobs=1)
     assert not summary.violations, summary.violations[0].violation
