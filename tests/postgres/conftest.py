@@ -21,6 +21,15 @@ def server() -> Server:
 
 
 @pytest.fixture
+def own_server() -> Iterator[Server]:
+    """One that a test may stop, and look into."""
+    made = Server()
+    made.start()
+    yield made
+    made.remove()
+
+
+@pytest.fixture
 def make_stores(server: Server, tmp_path: Path) -> Iterator[MakeStores]:
     """Makes stores with connections of their own, the same for all of a test."""
     made: list[PostgresStores] = []

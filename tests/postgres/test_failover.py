@@ -17,29 +17,21 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def primary() -> Iterator[Server]:
-    made = Server()
-    made.start()
-    yield made
-    made.remove()
-
-
-@pytest.fixture
-def standby(primary: Server) -> Iterator[Standby]:
+def standby(own_server: Server) -> Iterator[Standby]:
     """Has each commit before it is acknowledged."""
-    made = Standby(primary)
+    made = Standby(own_server)
     made.start()
-    primary.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
-    primary.ask("SELECT pg_reload_conf()")
-    primary.until("SELECT 1 FROM pg_stat_replication WHERE sync_state = %s", "sync")
+    own_server.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    own_server.ask("SELECT pg_reload_conf()")
+    own_server.until("SELECT 1 FROM pg_stat_replication WHERE sync_state = %s", "sync")
     yield made
     made.remove()
 
 
 def test_a_synchronous_standby_that_takes_over_has_all_that_was_acknowledged(
-    tmp_path: Path, primary: Server, standby: Standby
+    tmp_path: Path, own_server: Server, standby: Standby
 ) -> None:
-    servers = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+    servers = f"127.0.0.1:{own_server.port},127.0.0.1:{standby.port}"
     url = f"postgresql://{USER}@{servers}/postgres?target_session_attrs=read-write"
     stores = [StoreSettings(name="default", affinity=0.0), StoreSettings(name="pg", driver="postgres", url=url)]
     with millpond.open(tmp_path, stores=stores) as pond:
@@ -48,7 +40,7 @@ def test_a_synchronous_standby_that_takes_over_has_all_that_was_acknowledged(
             pond.produce("q", [str(number)])
         leased = pond.lease("q", batch=10)
         pond.complete(leased[:5])
-        primary.stop(signal.SIGQUIT)
+        own_server.stop(signal.SIGQUIT)
         standby.promote()
         for number in range(20, 40):
             pond.produce("q", [str(number)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,15 +19,6 @@ from tests.service.test_stores import change, statuses, texts, until
 pytestmark = pytest.mark.slow
 
 DAY_MS = 86_400_000
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """One of its own: it is stopped, and looked into."""
-    made = Server()
-    made.start()
-    yield made
-    made.remove()
 
 
 def shares(server: Server, directory: float, postgres: float) -> list[StoreSettings]:
@@ -77,33 +67,35 @@ def check(pond: Pond, ids: dict[str, str]) -> None:
     assert counts == {"dead": 1, "retrying": 1, "scheduled": 1}
 
 
-def test_a_queue_moves_into_postgresql_and_back_with_all_that_it_has(tmp_path: Path, server: Server) -> None:
+def test_a_queue_moves_into_postgresql_and_back_with_all_that_it_has(tmp_path: Path, own_server: Server) -> None:
     clock = ManualClock()
-    with millpond.open(tmp_path, stores=shares(server, 1.0, 0.0), clock=clock) as pond:
+    with millpond.open(tmp_path, stores=shares(own_server, 1.0, 0.0), clock=clock) as pond:
         ids = fill(pond)
-        move(pond, clock, "pg", server)
+        move(pond, clock, "pg", own_server)
         check(pond, ids)
         assert not list((tmp_path / "queues").glob("*/[0-9]*.db"))
-    with millpond.open(tmp_path, stores=shares(server, 0.0, 1.0), clock=clock) as pond:
+    with millpond.open(tmp_path, stores=shares(own_server, 0.0, 1.0), clock=clock) as pond:
         check(pond, ids)
-        move(pond, clock, "default", server)
+        move(pond, clock, "default", own_server)
         check(pond, ids)
-        assert server.ask("SELECT count(*) FROM millpond.owner")[0][0] == 0
+        assert own_server.ask("SELECT count(*) FROM millpond.owner")[0][0] == 0
         clock.advance(DAY_MS)
         assert sorted(texts(pond)) == ["retrying", "scheduled"]
 
 
-def test_a_server_that_goes_away_in_the_middle_holds_it_up_and_loses_nothing(tmp_path: Path, server: Server) -> None:
+def test_a_server_that_goes_away_in_the_middle_holds_it_up_and_loses_nothing(
+    tmp_path: Path, own_server: Server
+) -> None:
     clock = ManualClock()
-    with millpond.open(tmp_path, stores=shares(server, 0.0, 1.0), clock=clock) as pond:
+    with millpond.open(tmp_path, stores=shares(own_server, 0.0, 1.0), clock=clock) as pond:
         ids = fill(pond)
-        change(pond, *shares(server, 1.0, 0.0))
-        server.stop(signal.SIGQUIT)
+        change(pond, *shares(own_server, 1.0, 0.0))
+        own_server.stop(signal.SIGQUIT)
         told = pond.rebalance("q")
         assert told.status == "running"
         pond.produce("q", ["new"])
         assert texts(pond) == ["new"], "those in the data directory go on"
-        server.start()
+        own_server.start()
         clock.advance(PROBE_MS_MAX)
         until(pond, lambda: statuses(pond)["pg"] == {"draining"})
         assert len(texts(pond)) == 9
@@ -111,11 +103,11 @@ def test_a_server_that_goes_away_in_the_middle_holds_it_up_and_loses_nothing(tmp
         check(pond, ids)
 
 
-def test_a_store_that_is_away_takes_no_new_partitions(tmp_path: Path, server: Server) -> None:
-    with millpond.open(tmp_path, stores=shares(server, 1.0, 0.0)) as pond:
+def test_a_store_that_is_away_takes_no_new_partitions(tmp_path: Path, own_server: Server) -> None:
+    with millpond.open(tmp_path, stores=shares(own_server, 1.0, 0.0)) as pond:
         pond.create_queue("q", partitions=2)
-        change(pond, *shares(server, 0.0, 1.0))
-        server.stop()
+        change(pond, *shares(own_server, 0.0, 1.0))
+        own_server.stop()
         with pytest.raises(Unavailable, match=r"store 'pg' cannot take partitions \(.*\); bring it back"):
             pond.rebalance("q")
         assert pond.queue_info("q").rebalance is None

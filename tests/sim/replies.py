@@ -364,26 +364,24 @@ def _judge_cancel(model: Model, ask: Ask) -> None:
 
 
 def _judge_bury(model: Model, ask: Ask) -> None:
-    queue = model.queues[ask.queue]
-    results: Sequence[Result] = ask.request.value
-    for item_id, result in zip(ask.ids, results, strict=True):
-        states = _states(queue, ask, item_id)
-        if not result.ok:
-            conflict = bool(states & {LEASED, CLAIMED, COMPLETED, CANCELLED})
-            _judge_refusal(queue, ask, item_id, result, conflict, "buried")
-        elif not states & {DEAD, GONE}:
-            _broken(ask, f"{item_id} is said to be dead, and it is not: {states}")
+    _judge_change(model, ask, DEAD, lambda states: states & {LEASED, CLAIMED, COMPLETED, CANCELLED}, "buried")
 
 
 def _judge_make_ready(model: Model, ask: Ask) -> None:
+    _judge_change(model, ask, READY, lambda states: states - {*WAITING, GONE}, "made ready")
+
+
+def _judge_change(
+    model: Model, ask: Ask, wanted: str, in_the_way: Callable[[set[str]], set[str]], asked_for: str
+) -> None:
     queue = model.queues[ask.queue]
     results: Sequence[Result] = ask.request.value
     for item_id, result in zip(ask.ids, results, strict=True):
         states = _states(queue, ask, item_id)
         if not result.ok:
-            _judge_refusal(queue, ask, item_id, result, bool(states - {*WAITING, GONE}), "made ready")
-        elif not states & {READY, GONE}:
-            _broken(ask, f"{item_id} is said to be ready, and it is not: {states}")
+            _judge_refusal(queue, ask, item_id, result, bool(in_the_way(states)), asked_for)
+        elif not states & {wanted, GONE}:
+            _broken(ask, f"{item_id} is said to be {wanted}, and it is not: {states}")
 
 
 def _judge_clear(model: Model, ask: Ask) -> None:

@@ -91,6 +91,7 @@ def mark(path: str) -> None:
 
 @app.task(max_attempts=1)
 def mark_slowly(path: str) -> None:
+    """It takes long enough to be killed in its midst, if its process is one that ends."""
     mark.function(path)
     time.sleep(0.3)
 
