@@ -4,11 +4,15 @@ item arrives once: in Parquet, and in a second queue. `make torture-spark` does 
 
 from __future__ import annotations
 
+import os
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.spark.torture.points import Query, Trigger, Victim, kill_at
+from tests.spark.torture.victims import caller
 from tests.spark.torture.world import Setup, World
 
 TIMEOUT_S = 600  # for some starts of Spark, on a machine that is busy
@@ -51,3 +55,25 @@ def test_the_last_batch_of_a_run_that_ends_survives_too(tmp_path: Path) -> None:
     ]
     with World(tmp_path, setup) as world:
         world.run(kills)
+
+
+def test_who_calls_is_told_by_both_ends_of_a_connection() -> None:
+    """One port may have connections to several, and those that are over stay in the list for a minute."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        asked, over, never = [listener.getsockname()[1] for listener in listeners]
+        first = stack.enter_context(_connection(0, over))
+        port = first.getsockname()[1]
+        stack.enter_context(_connection(port, asked))
+        first.close()
+        assert caller((port, asked), os.getsid(0)) == os.getpid()
+        assert caller((port, over), os.getsid(0)) is None
+        assert caller((port, never), os.getsid(0)) is None
+
+
+def _connection(source: int, target: int) -> socket.socket:
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind(("127.0.0.1", source))
+    one.connect(("127.0.0.1", target))
+    return one

@@ -27,11 +27,11 @@ class Event(NamedTuple):
     side: Side
     queue: str
     made: bool | None  # whether there is a claim now, where that is known
-    process: int | None  # who tells; else the one that calls from this port
-    port: int
+    process: int | None  # who tells; else the one that calls from the first port to the second
+    ports: tuple[int, int]
 
     def of(self, session: int) -> int | None:
-        return self.process if self.process is not None else caller(self.port, session)
+        return self.process if self.process is not None else caller(self.ports, session)
 
 
 class Watcher(Protocol):
@@ -80,13 +80,13 @@ class _Handler(BaseHTTPRequestHandler):
             reply = self.watcher.order(fields["query"], fields["seen"], fields["error"])
         else:
             side, made = Side(fields["side"]), fields.get("made")
-            self.watcher.happened(Event(fields["at"], side, fields["queue"], made, fields["pid"], 0))
+            self.watcher.happened(Event(fields["at"], side, fields["queue"], made, fields["pid"], (0, 0)))
             reply = {}
         self._answer(200, {"Content-Type": "application/json"}, json.dumps(reply).encode())
 
     def _called(self, body: bytes) -> None:
         at, queue = _call(self.path, body)
-        event = Event(at, Side.BEFORE, queue, None, None, self.client_address[1])
+        event = Event(at, Side.BEFORE, queue, None, None, (self.client_address[1], self.connection.getsockname()[1]))
         if not self.watcher.happened(event):
             self.close_connection = True
             return

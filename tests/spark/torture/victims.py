@@ -60,9 +60,9 @@ def is_of(session: int, process: int) -> bool:
     return process in members(session)
 
 
-def caller(port: int, session: int) -> int | None:
-    """The process of a session that has the connection from this port of this machine."""
-    inode = _inode(port)
+def caller(ports: tuple[int, int], session: int) -> int | None:
+    """The process of a session that has the connection from the one port of this machine to the other."""
+    inode = _inode(ports)
     if inode is None:
         return None
     for process in members(session):
@@ -82,10 +82,12 @@ def _target(link: Path) -> str:
         return ""
 
 
-def _inode(port: int) -> str | None:
+def _inode(ports: tuple[int, int]) -> str | None:
+    """By both ends: connections to other ports, and those that are over, may be from the same one."""
+    ends = [f"{LISTENING_HERE}:{port:04X}" for port in ports]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
-        if fields[1] == f"{LISTENING_HERE}:{port:04X}":
+        if fields[1:3] == ends:
             return fields[9]
     return None
 
