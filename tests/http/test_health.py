@@ -14,7 +14,7 @@ from millpond.clock import ManualClock
 from millpond.embedded import AsyncPond
 from millpond.errors import Unavailable
 from millpond.queue.lane import STALL_MS
-from millpond.service.manager import REGISTRY_AGAIN_MS
+from millpond.service.registry import AGAIN_MS
 from millpond.store.base import StoreFailed, StoreFull, Turn
 from millpond.store.sqlite import SqliteRegistry, SqliteStore
 from tests.http.scrape import Scrape, run
@@ -174,7 +174,7 @@ def test_a_registry_that_fails_is_tried_again_for_whoever_asks(
         monkeypatch.undo()
 
         async def well() -> bool:
-            clock.advance(REGISTRY_AGAIN_MS)
+            clock.advance(AGAIN_MS)
             return pond.ready().status == "ready"
 
         await until(well)

@@ -18,7 +18,7 @@ import millpond
 from millpond import AsyncPond, NewItem
 from millpond.clock import ManualClock
 from millpond.history.format import Event, decode_entry
-from millpond.model import PartitionDefinition, QueueDefinition, QueueSettings
+from millpond.model import AuditEntry, PartitionDefinition, QueueDefinition, QueueSettings
 from millpond.service import manager
 from millpond.service.manager import IDLE_MS, QueuesManager
 from millpond.store.base import StoreFailed
@@ -515,10 +515,10 @@ def test_a_queue_that_could_not_be_woken_is_tried_again(
     failures = iter([StoreFailed("no"), StoreFailed("no")])
     put = SqliteRegistry.put
 
-    def failing(registry: SqliteRegistry, definitions: Sequence[QueueDefinition]) -> None:
+    def failing(registry: SqliteRegistry, definitions: Sequence[QueueDefinition], entries: Sequence[AuditEntry]) -> None:
         for failure in failures:
             raise failure
-        put(registry, definitions)
+        put(registry, definitions, entries)
 
     async def first() -> None:
         async with AsyncPond(tmp_path, clock=clock) as pond:

@@ -13,7 +13,7 @@ import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any, TypeVar
@@ -49,25 +49,24 @@ from millpond.model import (
     to_datetime,
 )
 from millpond.queue.bodies import Bodies, Budget
-from millpond.queue.lane import STALL_MS, Lane, Status, meta_lane
+from millpond.queue.lane import Lane, Status, meta_lane
 from millpond.queue.logical import LogicalQueue
 from millpond.queue.operations import partition_stats
 from millpond.queue.pace import Pace
 from millpond.queue.requests import Arrive, Forget, GetStats
 from millpond.queue.runner import Runner
-from millpond.service.call_thread import CallThread
-from millpond.service.health import liveness, readiness, registry_check
+from millpond.service.health import liveness, readiness
 from millpond.service.places import Places, let_go
 from millpond.service.readings import EngineReader
 from millpond.service.rebalance import Plan, Rebalances, plan, progress, without
-from millpond.store.base import DEFAULT, META_PARTITION, Registry, StoreFailed, StoreFull, Stores
+from millpond.service.registry import RegistryDesk
+from millpond.store.base import DEFAULT, META_PARTITION, Registry, StoreFailed, Stores
 
 log = logging.getLogger("millpond.service")
 IDLE_MS = 30_000  # unused for so long, a queue is unloaded
 SWEEP_S = 10.0  # how often idle queues are looked for; only while some are loaded
 SWEEP_CROWDED_S = 0.5  # the same while more are loaded than should be: requests may be waiting for files
 WAKES_MAX = 8  # queues that are woken at a time: a crash may have left thousands to wake
-REGISTRY_AGAIN_MS = 1_000  # after the registry failed: at most so often is it tried for the sake of readiness
 ROOM_S = 1.0  # how long one is waited for that has to make room: its store may not answer
 WAKE_AGAIN_MS = 5_000  # after a queue that had to be woken could not be
 _INCARNATION_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -88,7 +87,6 @@ class QueuesManager:
         partitions_max: float = math.inf,
     ) -> None:
         """With `partitions_max` loaded, idle queues make room for others; only if all are busy there are more."""
-        self._registry = registry
         self._places = stores if isinstance(stores, Places) else Places(stores)
         self._clock = clock
         self._rng = rng
@@ -104,27 +102,24 @@ class QueuesManager:
         self._lines: dict[tuple[str, str], asyncio.Task[None]] = {}  # the last message from one queue to another
         self._changes = asyncio.Lock()  # one change to the registry at a time
         self._waking = asyncio.Semaphore(WAKES_MAX)
-        self._registry_thread: CallThread | None = None
-        self._registry_asked: dict[object, int] = {}  # when each call that is under way was made
-        self._registry_error: MillpondError | None = None  # of the last call
-        self._registry_tried_at = 0
         self._sweeper: asyncio.TimerHandle | None = None
         self._open = False
         self._meter = EngineMeter(self._places.names)
+        self._registry = RegistryDesk(registry, clock, self._meter)
         self._reader = EngineReader(self._runners, self._meter)
         self._rebalances = Rebalances(self._spawn, self._remove_drained, lambda: self._open)
 
     # ---- opening and closing ------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        if self._registry_thread is not None:
+        if self._registry.is_open:
             raise Conflict("the engine is open already; close it first")
-        self._registry_thread = CallThread("millpond-registry")
+        self._registry.open()
         try:
-            definitions = await self._in_registry(self._registry.load)
+            definitions = await self._registry.load()
             self._definitions = {one.name: one for one in definitions}
             self._names = {one.incarnation: one.name for one in definitions}
-            await self._in_registry(self._remove_orphans)
+            await self._registry.run(self._remove_orphans)
         except BaseException:
             await self._let_go()
             raise
@@ -153,7 +148,7 @@ class QueuesManager:
         stores = self._places[name]
         try:
             found = await self._places.call(name, stores.incarnations)
-            gone = await self._in_registry(self._registry.gone, [one for one in found if one not in self._names])
+            gone = await self._registry.gone([one for one in found if one not in self._names])
         except (StoreFailed, OSError, MillpondError) as error:
             if name in self._used_stores():
                 log.warning("store %s is away; its partitions are tried again all the time: %s", name, error)
@@ -173,7 +168,7 @@ class QueuesManager:
             self._drop_alarm(name)
         await self._end_tasks()
         async with self._changes:
-            if self._registry_thread is not None:
+            if self._registry.is_open:
                 await self._unload(self._shut(list(self._runners)))
                 await self._end_tasks()
                 await self._let_go()
@@ -184,10 +179,7 @@ class QueuesManager:
             await asyncio.wait(list(self._tasks))
 
     async def _let_go(self) -> None:
-        await self._in_registry(self._registry.close)
-        assert self._registry_thread is not None
-        self._registry_thread.stop()
-        self._registry_thread = None
+        await self._registry.close()
         self._places.close()
 
     def _check_open(self) -> None:
@@ -340,7 +332,7 @@ class QueuesManager:
         stores, partitions = self._places[place.store], [index]
         try:
             if place.store == DEFAULT:
-                await self._in_registry(stores.destroy, definition.incarnation, partitions)
+                await self._registry.run(stores.destroy, definition.incarnation, partitions)
             else:
                 await self._places.call(place.store, stores.destroy, definition.incarnation, partitions)
         except (OSError, StoreFailed, MillpondError) as error:
@@ -441,7 +433,7 @@ class QueuesManager:
 
     async def _destroy_stored(self, definition: QueueDefinition) -> None:
         """What cannot be reached now goes with the next open: the registry knows that the queue has gone."""
-        await self._in_registry(_destroy, self._places[DEFAULT], definition.incarnation)
+        await self._registry.run(_destroy, self._places[DEFAULT], definition.incarnation)
         for store in {one.store for one in definition.partitions} - {DEFAULT}:
             await self._places.call(store, _destroy, self._places[store], definition.incarnation)
 
@@ -456,7 +448,7 @@ class QueuesManager:
         closing = self._close_for_good(name)
         detail = {"incarnation": definition.incarnation, "force": force}
         entries = [self._entry("delete", name, detail)]
-        await self._in_registry(self._registry.remove, name, definition.incarnation, entries)
+        await self._registry.remove(name, definition.incarnation, entries)
         del self._definitions[name]
         del self._names[definition.incarnation]
         self._drop_alarm(name)
@@ -506,31 +498,9 @@ class QueuesManager:
 
     async def _put(self, definition: QueueDefinition, entries: Sequence[AuditEntry] = ()) -> None:
         """Written, then believed."""
-        await self._in_registry(self._registry.put, [definition], *([entries] if entries else []))
+        await self._registry.put([definition], entries)
         self._definitions[definition.name] = definition
         self._names[definition.incarnation] = definition.name
-
-    async def _in_registry(self, call: Callable[..., T], *arguments: Any) -> T:
-        assert self._registry_thread is not None, "checked by whoever was asked"
-        asked = object()
-        self._registry_asked[asked] = self._clock.now()
-        try:
-            value = await self._registry_thread.run(call, *arguments)
-        except StoreFull as error:
-            text = f"the disk is full, so no queue can be changed ({error}); make room, then retry"
-            raise self._registry_failed(DiskFull(text)) from error
-        except (StoreFailed, OSError) as error:
-            text = f"the registry of queues fails ({error}); check the disk, then retry"
-            raise self._registry_failed(Unavailable(text)) from error
-        finally:
-            del self._registry_asked[asked]
-        self._registry_error = None
-        return value
-
-    def _registry_failed(self, error: MillpondError) -> MillpondError:
-        self._registry_error = error
-        self._meter.registry_failures += 1
-        return error
 
     # ---- stores and the audit log ---------------------------------------------------------------------------
 
@@ -591,8 +561,8 @@ class QueuesManager:
 
     async def _audit(self, name: str, before: int | None, limit: int) -> tuple[list[AuditEntry], str | None]:
         self._check_open()
-        rows = await self._in_registry(self._registry.audit, name, before, limit + 1)
-        if not rows and (before is None or not await self._in_registry(self._registry.audit, name, None, 1)):
+        rows = await self._registry.audit(name, before, limit + 1)
+        if not rows and (before is None or not await self._registry.audit(name, None, 1)):
             self.definition(name)
         return [entry for _, entry in rows[:limit]], str(rows[limit - 1][0]) if len(rows) > limit else None
 
@@ -607,7 +577,7 @@ class QueuesManager:
     async def _note(self, entries: list[AuditEntry]) -> None:
         """A registry that fails is no reason to refuse: on a full disk, clearing makes room."""
         try:
-            await self._in_registry(self._registry.put, [], entries)
+            await self._registry.put([], entries)
         except MillpondError as error:
             log.warning("%s of %s is not in the audit log: %s", entries[0].action, entries[0].queue, error)
 
@@ -627,41 +597,33 @@ class QueuesManager:
 
     def live(self) -> Health:
         """Whether the process is of use, or would be after a restart."""
-        return liveness(self._runners.values(), self._registry_thread is None or self._registry_thread.alive)
+        return liveness(self._runners.values(), self._registry.alive)
 
     def ready(self, *, draining: bool = False) -> Health:
         """Whether requests should come here."""
         now = self._clock.now()
-        self._try_registry(now)
+        if self._open and self._registry.is_to_be_tried(now) and not self._changes.locked():  # else a call is under way
+            self._spawn(self._write_again())
         return readiness(
             is_open=self._open,
             draining=draining,
-            registry=registry_check(
-                failed=self._registry_error is not None,
-                full=isinstance(self._registry_error, DiskFull),
-                stalled=any(now - asked > STALL_MS for asked in self._registry_asked.values()),
-            ),
+            registry=self._registry.check(now),
             runners=self._runners.values(),
             now=now,
         )
 
-    def _try_registry(self, now: int) -> None:
-        """Nobody may ask for a queue that sleeps, and then only this finds out that the registry is well again."""
-        if self._registry_error is None or not self._open or now - self._registry_tried_at < REGISTRY_AGAIN_MS:
-            return
-        self._registry_tried_at = now
-        if not self._changes.locked():  # else a call is under way
-            self._spawn(self._write_again())
-
     async def _write_again(self) -> None:
-        """A row as it is: what failed was most likely a write."""
+        """Nobody may ask for a queue that sleeps, and then only this finds out that the registry is well again.
+
+        A row as it is: what failed was most likely a write.
+        """
         async with self._changes:
             some = next(iter(self._definitions.values()), None)
             try:
                 if some is None:
-                    await self._in_registry(self._registry.load)
+                    await self._registry.load()
                 else:
-                    await self._in_registry(self._registry.put, [some])
+                    await self._registry.put([some])
             except MillpondError as error:
                 log.warning("%s", error)
 
@@ -775,7 +737,7 @@ class QueuesManager:
         changed = [one for one in asleep if one != self._definitions[one.name]]
         try:
             if changed:
-                await self._in_registry(self._registry.put, changed)
+                await self._registry.put(changed)
                 self._definitions.update((definition.name, definition) for definition in changed)
         except MillpondError as error:
             log.warning("%s", error)
