@@ -48,6 +48,8 @@ def staged_items(items: Items, clock: Callable[[], int]) -> tuple[list[bytes | R
 def _records(items: ItemColumns, now: int) -> list[bytes | Record] | None:
     """None: not all is in order."""
     columns = items.columns
+    if not columns:
+        return list(items.payloads)
     if not columns.keys() <= _KNOWN:
         return None
     try:

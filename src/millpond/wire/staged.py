@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 from msgspec import Struct
 
 from millpond.errors import BatchTooLarge, InvalidRequest
-from millpond.model import STAGE_ITEMS_MAX, ItemColumns, Payload
+from millpond.model import STAGE_ITEMS_MAX, ItemColumns
 from millpond.wire.arrow import library
 from millpond.wire.codec import NAME_SHOWN_MAX
 
@@ -54,12 +54,11 @@ class StagedRows(Struct):
     queue: str
     txn: str
     chunk: str
-    items: Sequence[Payload]
+    items: ItemColumns
 
     @property
     def kinds(self) -> frozenset[str]:
-        kinds = self.items.columns.get("kind", ()) if isinstance(self.items, ItemColumns) else ()
-        return frozenset(kind for kind in set(kinds) if kind)
+        return frozenset(kind for kind in set(self.items.columns.get("kind", ())) if kind)
 
 
 def read_stage(query: bytes, body: bytes) -> StagedRows:
@@ -97,8 +96,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 # ---- the stream -------------------------------------------------------------------------------------------
 
 
-def decode_items(body: bytes) -> Sequence[Payload]:
-    """Payloads, or by columns where there is more than that."""
+def decode_items(body: bytes) -> ItemColumns:
     pa = library()
     if not body.endswith(_END_OF_STREAM):
         raise InvalidRequest("the body is no whole Arrow IPC stream; send one, and close its writer first")
@@ -117,7 +115,7 @@ def decode_items(body: bytes) -> Sequence[Payload]:
             _take_in(batch, payloads, columns)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:  # names may be no UTF-8
         raise InvalidRequest(f"the body is no Arrow IPC stream ({_first_line(error)}); send one") from None
-    return ItemColumns(payloads, columns) if columns else payloads
+    return ItemColumns(payloads, columns)
 
 
 def _check_frames(body: bytes) -> None:
