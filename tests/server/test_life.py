@@ -207,6 +207,15 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
         assert server.must("queue.complete", leases=[lease])["results"][0]["ok"]
 
 
+def test_a_request_that_a_second_signal_cuts_is_no_error_of_the_server(tmp_path: Path) -> None:
+    head = b"POST /v1/queues.create HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serve(tmp_path) as server, server.connect() as sock:
+        sock.sendall(head + b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 100")  # the body is waited for
+        assert server.process.hurry() == 0
+        assert {one["level"] for one in server.process.log} == {"info"}
+
+
 def test_a_reply_that_is_under_way_is_written_to_its_end(tmp_path: Path) -> None:
     """A client that is slow to read a large reply has it whole."""
     with serve(tmp_path) as server:

@@ -7,6 +7,7 @@ is no error of `millpond.errors` is a bug of ours, and is logged.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -130,7 +131,7 @@ class App:
             await self._answer(exchange)
         except MillpondError as error:
             await exchange.refuse(error)
-        except ClientGone:
+        except (ClientGone, asyncio.CancelledError):  # only who cuts the connection cancels
             pass
         except Exception as bug:
             await _confess(exchange, bug)
