@@ -515,7 +515,9 @@ def test_a_queue_that_could_not_be_woken_is_tried_again(
     failures = iter([StoreFailed("no"), StoreFailed("no")])
     put = SqliteRegistry.put
 
-    def failing(registry: SqliteRegistry, definitions: Sequence[QueueDefinition], entries: Sequence[AuditEntry]) -> None:
+    def failing(
+        registry: SqliteRegistry, definitions: Sequence[QueueDefinition], entries: Sequence[AuditEntry]
+    ) -> None:
         for failure in failures:
             raise failure
         put(registry, definitions, entries)
