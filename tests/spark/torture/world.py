@@ -27,6 +27,7 @@ from tests.spark.torture.trap import Trap
 DEADLINE_S = 180.0  # for a point to come or a queue to be empty: two sessions may have to start, on a busy machine
 LOOK_S = 0.001  # between looks at a checkpoint: the next step of Spark's takes longer
 ASK_S = 0.05  # between questions to a server
+MORE_S = 30.0  # without the point, after which more items come: some points take another batch
 INSTANT_S = 2.5  # a random instant is within so long after the driver is heard of
 TRIES = 1_000  # of a task: none is given up for being killed
 SOURCES = {Query.PARQUET: "from/parquet", Query.QUEUE: "from/queue"}
@@ -113,10 +114,17 @@ class World:
             self._wave(last=kill.point.given == Given.LAST)
         self._trap.go_on()
         instant = self._instant() if kill.point is ANY_INSTANT else math.inf
+        more_at = time.monotonic() + MORE_S if kill.point.given == Given.ANYTHING else math.inf
 
         def went_off() -> bool:
-            if time.monotonic() >= instant or (log is not None and log.has_grown()):
+            nonlocal more_at
+            now = time.monotonic()
+            if now >= instant or (log is not None and log.has_grown()):
                 self._trap.spring()
+            elif now >= more_at:
+                more_at = now + MORE_S
+                self._wave(last=False)
+                self._trap.go_on()
             return self._trap.went_off
 
         self._until(went_off, f"the point: {kill}", LOOK_S)
