@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millpond.worker import tree
+from millpond.worker import supervised, tree
 from millpond.worker.executors import Executor, Outcome, TakesBacklog
 from millpond.worker.orders import Order
 from millpond.worker.supervised import Line
@@ -315,3 +315,48 @@ def test_another_process_that_has_our_files_does_not_keep_supervisors_alive(tmp_
                     os.close(copy)
 
     asyncio.run(main())
+
+
+WITHOUT_ROOM = """
+import errno, os, runpy, sys
+
+def with_room(name):
+    call = getattr(os, name)
+    def tried(*args, **options):
+        if os.path.exists({folder!r} + "/no-" + name):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return call(*args, **options)
+    return tried
+
+for name in ("fork", "posix_spawn"):
+    setattr(os, name, with_room(name))
+sys.argv[0] = {program!r}
+runpy.run_path({program!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("call", ["fork", "posix_spawn"])
+def test_a_system_without_room_for_a_process_costs_no_job_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    program = tmp_path / "supervisor.py"
+    program.write_text(WITHOUT_ROOM.format(folder=str(tmp_path), program=str(supervised.PROGRAM)))
+    monkeypatch.setattr(supervised, "PROGRAM", program)
+    os.mkfifo(tmp_path / "go")
+    pulse = Pulse(tmp_path / "pulse")
+
+    async def main() -> list[Outcome]:
+        async with commands(tmp_path, slots=2) as started:
+            running = started.begin(job_of(f"exec 3>{pulse.path}; echo begun >&3; read go < {tmp_path}/go"))
+            await asyncio.to_thread(pulse.line)
+            (tmp_path / f"no-{call}").touch()
+            refused = await started.run("true", leased("j2"))
+            (tmp_path / f"no-{call}").unlink()
+            later = await started.run(f"echo go > {tmp_path}/go", leased("j3"))
+            return [refused, later, await running]
+
+    refused, later, running = asyncio.run(main())
+    assert (refused.ok, refused.defer, refused.delay) == (False, True, 1.0)
+    assert later.ok
+    assert running.ok
+    pulse.close()

@@ -18,7 +18,7 @@ from typing import Final
 
 from millpond.worker import tree
 from millpond.worker.capture import HEAD_BYTES
-from millpond.worker.endings import lost, outcome_of, problem_of
+from millpond.worker.endings import lost, no_room, outcome_of, problem_of
 from millpond.worker.executors import DEFERRED, Done, Outcome, Running, Why
 from millpond.worker.logs import Logs, incarnation_in, shelf_of
 from millpond.worker.orders import Order, Report
@@ -28,7 +28,6 @@ from millpond.worker.supervision import LEFTOVER_PATIENCE
 
 GRACE: Final = 5.0  # seconds between SIGTERM and SIGKILL
 STUCK: Final = 3.0  # seconds after which a supervisor that should have ended a command is taken for stuck, and killed
-NO_SUPERVISOR_DELAY: Final = 1.0  # seconds until a job is tried again for which there was no supervisor
 ENDED_MAX: Final = 10_000  # items whose last end is remembered: as many as may wait for their next attempt
 
 log = logging.getLogger("millpond.worker")
@@ -98,7 +97,7 @@ class CommandExecutor:
             if self.supervisors is not None:
                 log.error("the warden of the supervisors was killed; another is started")
                 self._older = [each for each in self._older if each.has_lines] + [self.supervisors]
-            self.supervisors = Supervisors(self._heard, self._lost)
+            self.supervisors = Supervisors(self._heard, self._lost, self._unborn)
         return self.supervisors
 
     # ---- jobs -------------------------------------------------------------------------------------------------
@@ -136,8 +135,7 @@ class CommandExecutor:
             attempt = self._waiting.popleft()
             line = self._free_line()
             if line is None:
-                outcome = Outcome(ok=False, error="no supervisor for it", defer=True, delay=NO_SUPERVISOR_DELAY)
-                asyncio.get_running_loop().call_soon(self._finish, attempt, outcome)
+                asyncio.get_running_loop().call_soon(self._finish, attempt, no_room("no supervisor for it"))
                 continue
             attempt.line = line
             line.busy = attempt
@@ -227,6 +225,13 @@ class CommandExecutor:
         task = asyncio.get_running_loop().create_task(self._clear_up(attempt, clean))
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
+
+    def _unborn(self, line: Line) -> None:
+        attempt: Attempt = line.busy
+        log.error("a supervisor could not be started: the system has no room for it")
+        self._running.discard(attempt)
+        self._fill()
+        self._finish(attempt, no_room("no supervisor for it"))
 
     async def _clear_up(self, attempt: Attempt, clean: bool) -> None:
         """Its slot is free only when nothing of it is left."""

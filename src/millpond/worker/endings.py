@@ -8,10 +8,11 @@ import signal
 from typing import Any, Final
 
 from millpond.worker.executors import Outcome
-from millpond.worker.orders import LEASE_OVER, TIMED_OUT, WARDEN_GONE, WORKER_GONE, Report
+from millpond.worker.orders import LEASE_OVER, NO_ROOM, TIMED_OUT, WARDEN_GONE, WORKER_GONE, Report
 
 NOT_FOUND: Final = 127  # what shells say of a command that there is not
 LINE_CHARS_MAX: Final = 500  # of the output, in an error
+NO_ROOM_DELAY: Final = 1.0  # seconds until a job is tried again for which the system had no room
 _MISSING: Final = re.compile(r"([^:\s][^:]*): (?:command )?not found$")  # as dash and bash say it
 _WHY: Final = {
     "cancelled": "cancelled while it ran",
@@ -24,6 +25,8 @@ _WHY: Final = {
 
 
 def outcome_of(report: Report, timeout: float | None, host: str) -> Outcome:
+    if report.why == NO_ROOM:
+        return no_room(report.problem or "no room")
     if report.why == TIMED_OUT:
         return _failed(report, f"timed out after {timeout or 0:g}s")
     if report.why is not None:
@@ -34,6 +37,11 @@ def outcome_of(report: Report, timeout: float | None, host: str) -> Outcome:
     if code == 0:
         return Outcome(ok=True, result=_result(report, code, host))
     return _failed(report, _what(code, text_of(report.last)))
+
+
+def no_room(why: str) -> Outcome:
+    """Nothing was executed, so no attempt is counted: the machine is to blame, not the job."""
+    return Outcome(ok=False, error=why, defer=True, delay=NO_ROOM_DELAY)
 
 
 def lost() -> Outcome:

@@ -13,6 +13,7 @@ TIMED_OUT: Final = "timed_out"  # why a supervisor ends a command by itself
 LEASE_OVER: Final = "lease_over"
 WORKER_GONE: Final = "worker_gone"
 WARDEN_GONE: Final = "warden_gone"
+NO_ROOM: Final = "no_room"  # it never began: the system had no process, memory or file left for it
 
 
 class Order(NamedTuple):

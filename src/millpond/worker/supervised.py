@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from millpond.worker.frames import Frames, packed, receive
 from millpond.worker.orders import Order, Report
-from millpond.worker.warden import NUMBER_BYTES
+from millpond.worker.warden import NUMBER_BYTES, UNBORN
 
 PROGRAM: Final = Path(__file__).parent / "supervisor.py"
 SECRETS: Final = ("MILLPOND_TOKEN",)  # of the worker: whoever may enqueue a command may print its environment
@@ -88,12 +88,18 @@ class Supervisors:
     """A warden and its supervisors. Once the warden is gone, no more can be opened: make another of these.
 
     `heard(line, report)`: a command has ended. `lost(line, clean)`: a supervisor died while it was busy; `clean` if
-    nothing of what it ran is left, else nobody has seen to that.
+    nothing of what it ran is left, else nobody has seen to that. `unborn(line)`: the system had no room for it.
     """
 
-    def __init__(self, heard: Callable[[Line, Report], None], lost: Callable[[Line, bool], None]) -> None:
+    def __init__(
+        self,
+        heard: Callable[[Line, Report], None],
+        lost: Callable[[Line, bool], None],
+        unborn: Callable[[Line], None],
+    ) -> None:
         self._heard = heard
         self._lost = lost
+        self._unborn = unborn
         self._loop = asyncio.get_running_loop()
         self._lines: dict[int, Line] = {}
         self._numbers = 0
@@ -160,7 +166,13 @@ class Supervisors:
                 self._told += data
         while len(self._told) >= NUMBER_BYTES:
             number, self._told = int.from_bytes(self._told[:NUMBER_BYTES], "little"), self._told[NUMBER_BYTES:]
-            if (line := self._lines.get(number)) is not None:
+            if (line := self._lines.get(number & ~UNBORN)) is None:
+                continue
+            if number & UNBORN:
+                line.close()
+                del self._lines[line.number]
+                self._unborn(line)
+            else:
                 self._hear_last(line)
                 self._forget(line, clean=True)
         if not self.is_alive:  # supervisors that are busy tell what becomes of it; the others just go

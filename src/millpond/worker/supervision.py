@@ -6,6 +6,7 @@ seconds, SIGKILL, and again until the system says that there are no children any
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -17,7 +18,7 @@ from typing import Final
 from millpond.worker import tree
 from millpond.worker.capture import Capture
 from millpond.worker.frames import Frames, packed, receive
-from millpond.worker.orders import LEASE_OVER, TIMED_OUT, WARDEN_GONE, WORKER_GONE, Order, Report
+from millpond.worker.orders import LEASE_OVER, NO_ROOM, TIMED_OUT, WARDEN_GONE, WORKER_GONE, Order, Report
 from millpond.worker.spawning import Spawner
 
 READ_BYTES: Final = 64 << 10  # as much as a pipe holds
@@ -29,6 +30,7 @@ GROUP_PAUSE: Final = 0.02  # seconds between looks at a process group, where nob
 REFUSED_PATIENCE: Final = 5.0  # seconds after which processes that may not be killed are left
 LEFTOVER_PATIENCE: Final = 5.0  # seconds in which processes of an earlier delivery must be gone
 FOREVER: Final = float("inf")
+NO_ROOM_ERRORS: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Run:
@@ -137,7 +139,9 @@ class Supervisor:
         try:
             pid, output = self._spawner.spawn(order)
         except (OSError, ValueError) as error:
-            return self._tell(Report(order.number, problem=f"the command could not be started: {_text(error)}"))
+            why = NO_ROOM if isinstance(error, OSError) and error.errno in NO_ROOM_ERRORS else None
+            problem = f"the command could not be started: {_text(error)}"
+            return self._tell(Report(order.number, problem=problem, why=why))
         self._run = Run(order, pid, output, now)
         self._handlers[output] = self._read
         self._poll.register(output, select.POLLIN)

@@ -1,7 +1,8 @@
 """The warden: forks supervisors for its worker, and ends what they leave behind when they are killed.
 
 A file that comes on its channel, with a number, is the channel of a new supervisor; a number alone asks for that
-supervisor to be killed. It tells the number of a supervisor that is gone, once nothing of its command is left.
+supervisor to be killed. It tells the number of a supervisor that is gone, once nothing of its command is left; and,
+marked as `UNBORN`, that of one for which the system had no room. Those that run are not touched by that.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from millpond.worker.supervision import (
 )
 
 NUMBER_BYTES: Final = 4
+UNBORN: Final = 1 << 31  # beside the number
 GOING_PATIENCE: Final = 15.0  # seconds that supervisors have when the worker has gone: more than any grace
 
 
@@ -73,15 +75,17 @@ class Warden:
 
     def _hear(self) -> None:
         try:
-            data, files, _, _ = socket.recv_fds(self._channel, NUMBER_BYTES, 1)
+            data, files, flags, _ = socket.recv_fds(self._channel, NUMBER_BYTES, 1)
         except OSError:
-            data, files = b"", []
+            data, files, flags = b"", [], 0
         number = int.from_bytes(data, "little")
         if not data:
             self._leave()
         elif files:
             os.set_inheritable(files[0], False)  # a command that had it would hide the supervisor's end
             self._fork(number, socket.socket(fileno=files[0]))
+        elif flags & socket.MSG_CTRUNC:  # too many files are open for the one that came
+            self._tell([number | UNBORN])
         else:
             self._kill_supervisors([pid for pid, its in self._supervisors.items() if its == number])
 
@@ -90,11 +94,14 @@ class Warden:
             os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
 
     def _fork(self, number: int, channel: socket.socket) -> None:
-        pid = os.fork()
-        if pid == 0:
-            self._supervise(channel)
-        channel.close()
-        self._supervisors[pid] = number
+        with channel:
+            try:
+                pid = os.fork()
+            except OSError:
+                return self._tell([number | UNBORN])
+            if pid == 0:
+                self._supervise(channel)
+            self._supervisors[pid] = number
 
     def _supervise(self, channel: socket.socket) -> NoReturn:
         """In the child. Whatever goes wrong ends this process, and the warden sees to what it leaves."""
@@ -115,12 +122,11 @@ class Warden:
                 self._poll.unregister(file)
         self._stuck_at = time.monotonic() + GOING_PATIENCE
 
-    def _tell_gone(self) -> None:
+    def _tell(self, numbers: list[int]) -> None:
         try:
-            self._channel.sendall(b"".join([number.to_bytes(NUMBER_BYTES, "little") for number in self._gone]))
+            self._channel.sendall(b"".join([number.to_bytes(NUMBER_BYTES, "little") for number in numbers]))
         except OSError:  # nobody waits for it
             pass
-        self._gone = []
 
     # ---- orphans ------------------------------------------------------------------------------------------
 
@@ -139,7 +145,8 @@ class Warden:
         found = tree.signal_below(os.getpid(), signal.SIGKILL, but=self._supervisors)
         self._refused_at = min(self._refused_at, now) if found.refused else FOREVER
         if not found.living or now - self._refused_at >= REFUSED_PATIENCE:
-            self._tell_gone()
+            self._tell(self._gone)
+            self._gone = []
             self._pause, self._kill_at = KILL_PAUSE, FOREVER
         else:
             self._kill_at = now + self._pause
