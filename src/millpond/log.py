@@ -10,7 +10,10 @@ get out: fields of such names are masked, and whatever looks like a secret is ma
 from __future__ import annotations
 
 import logging
+import os
 import re
+import select
+import stat
 import sys
 import threading
 from contextvars import ContextVar
@@ -24,6 +27,8 @@ correlation_id: ContextVar[str | None] = ContextVar("correlation_id", default=No
 
 MASK: Final = "[redacted]"
 FIELD_CHARS_MAX = 8_192  # a longer text is cut: a log line is read, not stored
+PIECE_CHARS = 1_000  # of a line, at a time: a pipe that has any room has it for so many, in UTF-8 too
+READER_MS = 500  # for a reader that is behind; one that takes longer is taken for none
 DEPTH_MAX = 5  # of nested fields; what lies deeper is shown as text
 
 _SECRET = re.compile(r"\b(mp_[0-9A-Za-z]{8}_)[0-9A-Za-z]{8,}")
@@ -48,9 +53,19 @@ def configure(format: str = "auto", level: str = "info", stream: TextIO | None =
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Takes its lock as Python 3.13 does: a task that is interrupted while it logs must not leave it taken."""
+    """Takes its lock as Python 3.13 does: a task that is interrupted while it logs must not leave it taken.
+
+    Who does not read the log (a pager, a terminal after Ctrl-S) stops no work: lines for which there is no room are
+    left out, and the next one for which there is says how many.
+    """
 
     lock: threading.RLock
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._poll = _poll_of(stream)
+        self._left_out = 0
+        self._torn = False  # the last line that was begun has no end
 
     def handle(self, record: logging.LogRecord) -> Any:
         found: Any = self.filter(record)
@@ -59,12 +74,62 @@ class _Handler(logging.StreamHandler[TextIO]):
                 self.emit(found if isinstance(found, logging.LogRecord) else record)
         return found
 
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if self._left_out and self._has_room():
+                said = self.format(_said_of(self._left_out))
+                self._left_out = 0
+                self._write(f"\n{said}" if self._torn else said)
+            self._write(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+    def _write(self, line: str) -> None:
+        line += self.terminator
+        size = PIECE_CHARS if self._poll else len(line)
+        for at in range(0, len(line), size):
+            if not self._has_room():
+                self._left_out += 1
+                self._torn = at > 0 or self._torn
+                return
+            self.stream.write(line[at : at + size])
+            self.flush()
+        self._torn = False
+
     def flush(self) -> None:
         with self.lock:
             self.stream.flush()
 
     def handleError(self, record: logging.LogRecord) -> None:
         """A log that cannot be written must not stop the work; and logging's own report would show all unmasked."""
+
+    def _has_room(self) -> bool:
+        """Once a line was left out nobody waits any more, until there is room again."""
+        return self._poll is None or bool(self._poll.poll(0 if self._left_out else READER_MS))
+
+
+def _poll_of(stream: TextIO) -> select.poll | None:
+    """None for what always has room: files, and what is not of the system at all."""
+    try:
+        file = stream.fileno()
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            return None
+    except (OSError, ValueError):
+        return None
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
+    return poll
+
+
+def _said_of(left_out: int) -> logging.LogRecord:
+    return logging.makeLogRecord(
+        {
+            "name": __name__,
+            "levelname": "WARNING",
+            "msg": "%d lines of the log were left out, for nobody read it",
+            "args": (left_out,),
+        }
+    )
 
 
 def redact(text: str) -> str:

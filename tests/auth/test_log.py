@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -166,3 +167,26 @@ def test_a_thread_that_is_interrupted_while_it_logs_does_not_keep_the_lock(strea
     thread.join()
     assert lock.acquire(blocking=False)
     lock.release()
+
+
+def test_a_log_that_nobody_reads_stops_no_work(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "READER_MS", 1)
+    reading, writing = os.pipe()
+    with open(reading, encoding="utf-8") as reader, open(writing, "w", encoding="utf-8") as writer:
+        log.configure("json", "info", writer)
+        said = 200
+        for number in range(said):
+            own.info("x" * 5_000, extra={"number": number})  # in all far more than a pipe holds
+        os.set_blocking(reading, False)
+        begun = reader.read()
+        own.info("the last")
+        rest = reader.read().splitlines()
+    *whole, torn = begun.splitlines()
+    assert [json.loads(line)["number"] for line in whole] == list(range(len(whole)))
+    assert 0 < len(whole) < said
+    assert len(torn) < 5_000  # where the pipe was full
+    left_out = said - len(whole)
+    assert [json.loads(line)["message"] for line in rest if line] == [
+        f"{left_out} lines of the log were left out, for nobody read it",
+        "the last",
+    ]

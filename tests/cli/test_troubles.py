@@ -79,6 +79,16 @@ def test_a_stream_that_is_closed_is_no_bug(cli: Cli, closed: str) -> None:
     assert [one["id"] for one in cli.value("list")] == ["a"]
 
 
+def test_a_word_that_nobody_can_hear_does_not_change_what_is_done(cli: Cli) -> None:
+    ran = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m millpond.cli config set max-retries 7 2>/dev/full', sys.executable],
+        env=clean({"MILLPOND_DATA": str(cli.data), "HOME": str(cli.data.parent)}),
+        check=False,
+    )
+    assert ran.returncode == 0
+    assert cli.value("config", "get", "max-retries")["max_retries"] == 7
+
+
 @pytest.mark.parametrize("text", ["[]", '[{"command": "true"}]', "null", "12"])
 def test_json_that_is_no_object_is_no_command(cli: Cli, text: str) -> None:
     for ran in (cli("enqueue", text), cli("enqueue", "--file", "-", stdin=text)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from millpond.cli.text import one_line
@@ -23,8 +24,9 @@ NO_ANSWER = 4
 
 
 def say(text: str) -> None:
-    """To the person, never to the next program in the pipe."""
-    print(text, file=sys.stderr)
+    """To the person, never to the next program in the pipe. Whether anybody can hear it changes nothing."""
+    with suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def fail(text: str, code: int = FAILED) -> int:
