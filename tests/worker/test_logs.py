@@ -37,6 +37,12 @@ def test_a_command_that_prints_nothing_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_all_folders_of_a_log_are_private(tmp_path: Path) -> None:
+    captured(tmp_path / "jobs@pond1" / "j1", b"out\n")
+    for folder in (tmp_path / "jobs@pond1", tmp_path / "jobs@pond1" / "j1"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_short_output_is_kept_whole_and_private(tmp_path: Path) -> None:
     capture = captured(tmp_path / "a" / "b", b"one\n", b"two\n")
     assert written(capture) == b"one\ntwo\n"

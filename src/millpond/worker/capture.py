@@ -107,7 +107,8 @@ class Capture:
             except FileNotFoundError:
                 if (folders := folders + 1) > FOLDER_TRIES:
                     raise
-                os.makedirs(self._folder, FOLDER_MODE, exist_ok=True)
+                for folder in (os.path.dirname(self._folder), self._folder):  # its mode is for the last one alone
+                    os.makedirs(folder, FOLDER_MODE, exist_ok=True)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # a file system without locks: who follows it asks the queue
