@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ import pytest
 import millpond
 from millpond.errors import InvalidRequest
 from millpond.tasks import TaskCancelled, TaskFailed
+from millpond.tasks.child import DEADLINE, _wait_for_end
 from millpond.tasks.connection import Where
 from millpond.tasks.frames import Answer
 from millpond.tasks.pools import executors
@@ -437,6 +439,19 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def test_a_watcher_waits_where_the_system_has_no_handles_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    life, said = os.pipe()
+    os.write(said, DEADLINE.pack(0.0))
+    _wait_for_end(life, os.getpid())
+    assert select.select([life], [], [], 0)[0] == []  # it has heard, and not just gone
+    os.close(life)
+    os.close(said)
 
 
 def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:

@@ -317,31 +317,61 @@ def test_another_process_that_has_our_files_does_not_keep_supervisors_alive(tmp_
     asyncio.run(main())
 
 
-WITHOUT_ROOM = """
-import errno, os, runpy, sys
+NO_ROOM = """
+import errno
 
 def with_room(name):
     call = getattr(os, name)
     def tried(*args, **options):
-        if os.path.exists({folder!r} + "/no-" + name):
+        if os.path.exists("FOLDER/no-" + name):
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return call(*args, **options)
     return tried
 
 for name in ("fork", "posix_spawn"):
     setattr(os, name, with_room(name))
-sys.argv[0] = {program!r}
-runpy.run_path({program!r}, run_name="__main__")
 """
+NO_HANDLES = """
+def refused(pid):
+    raise OSError(38, "Function not implemented")
+
+os.pidfd_open = refused
+"""
+NO_PROC = """
+def without_proc(call):
+    def tried(path, *args):
+        if str(path).startswith("/proc"):
+            raise FileNotFoundError(path)
+        return call(path, *args)
+    return tried
+
+os.open, os.listdir = without_proc(os.open), without_proc(os.listdir)
+"""
+
+
+def surround(folder: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """The program of wardens and supervisors, in a system that is changed so."""
+    real = str(supervised.PROGRAM)
+    run = f"sys.argv[0] = {real!r}\nrunpy.run_path({real!r}, run_name='__main__')"
+    program = folder / "supervisor.py"
+    program.write_text(f"import os, runpy, sys\n{change.replace('FOLDER', str(folder))}\n{run}")
+    monkeypatch.setattr(supervised, "PROGRAM", program)
+
+
+@pytest.mark.parametrize("change", [NO_HANDLES, NO_PROC], ids=["no pidfd", "no /proc"])
+def test_commands_run_and_end_on_systems_that_tell_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    surround(tmp_path, monkeypatch, change)
+    assert one(tmp_path, "echo out").result["output"] == "out\n"
+    assert one(tmp_path, "sleep 1000 & sleep 1000", timeout=0.1).error == "timed out after 0.1s"
 
 
 @pytest.mark.parametrize("call", ["fork", "posix_spawn"])
 def test_a_system_without_room_for_a_process_costs_no_job_an_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    program = tmp_path / "supervisor.py"
-    program.write_text(WITHOUT_ROOM.format(folder=str(tmp_path), program=str(supervised.PROGRAM)))
-    monkeypatch.setattr(supervised, "PROGRAM", program)
+    surround(tmp_path, monkeypatch, NO_ROOM)
     os.mkfifo(tmp_path / "go")
     pulse = Pulse(tmp_path / "pulse")
 

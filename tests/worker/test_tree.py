@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -90,6 +91,23 @@ def test_when_a_process_started_tells_it_from_a_later_one() -> None:
 
 @pytest.mark.slow
 def test_earlier_runs_of_an_item_are_killed_with_all_below_them(pulse: Pulse) -> None:
+    process = sleeper(pulse, OURS)
+    assert tree.end_leftovers(tree.of_item(*NAMES), PATIENCE) == []
+    assert ended(process) == -signal.SIGKILL
+    pulse.wait_for_end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "trouble", [OSError(errno.ENOSYS, "not here"), OSError(errno.EMFILE, "full"), AttributeError()]
+)
+def test_leftovers_are_killed_where_the_system_has_no_handles(
+    pulse: Pulse, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    def refused(pid: int) -> int:
+        raise trouble
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
     process = sleeper(pulse, OURS)
     assert tree.end_leftovers(tree.of_item(*NAMES), PATIENCE) == []
     assert ended(process) == -signal.SIGKILL

@@ -22,7 +22,7 @@ import time
 from typing import Final
 
 from millpond.tasks.ending import die_with_parent, end_tree
-from millpond.worker.tree import LINUX, adopt_orphans
+from millpond.worker.tree import adopt_orphans, handle_of
 
 DEADLINE: Final = struct.Struct("d")  # by the clock of this machine: when the job in hand must have ended
 READ_BYTES: Final = 64 * DEADLINE.size
@@ -58,11 +58,10 @@ def _wait_for_end(life: int, worker: int) -> None:
     """
     poll = select.poll()
     poll.register(life, select.POLLIN)
-    if LINUX:
-        try:
-            poll.register(os.pidfd_open(worker), select.POLLIN)
-        except OSError:  # it has gone already
-            return
+    if (handle := handle_of(worker)) is None:
+        return
+    if handle >= 0:
+        poll.register(handle, select.POLLIN)
     deadline = math.inf
     while ready := poll.poll(_milliseconds_to(deadline)):
         said = os.read(life, READ_BYTES) if ready == [(life, select.POLLIN)] else b""

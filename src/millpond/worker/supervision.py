@@ -68,6 +68,7 @@ class Supervisor:
 
     def __init__(self, channel: socket.socket, worker: int, warden: int) -> None:
         tree.adopt_orphans()
+        self._sees_tree = tree.started(os.getpid()) > 0  # not on macOS, nor where /proc is not mounted
         self._channel = channel
         self._frames = Frames()
         self._spawner = Spawner()
@@ -215,7 +216,7 @@ class Supervisor:
             self._going = True  # what is left goes to the warden: none of it may be mixed up with the next command
 
     def _signal(self, run: Run, number: int) -> list[int]:
-        if tree.LINUX:
+        if self._sees_tree:
             return tree.signal_below(os.getpid(), number).refused
         tree.signal_group(run.pid, number)
         return []

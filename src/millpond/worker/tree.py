@@ -22,6 +22,7 @@ LINUX: Final = sys.platform == "linux"
 PROC: Final = "/proc"
 STAT_BYTES: Final = 1_024  # more than a line of /proc/PID/stat has before the fields that count
 LOOKS_MAX: Final = 10  # for processes that begin groups of their own: what goes on like that is killed later
+END_PAUSE: Final = 0.01  # seconds between looks at a process, where nobody tells of its end
 ENVIRONMENT_BYTES: Final = 4 << 20  # the system's own limit on arguments and environment is below it
 
 ITEM, QUEUE, CORRELATION, RUN = b"MILLPOND_ITEM_ID", b"MILLPOND_QUEUE", b"MILLPOND_CORRELATION_ID", b"MILLPOND_RUN"
@@ -205,9 +206,9 @@ def end_leftovers(wanted: Callable[[int, Environment], bool], patience: float) -
     """Kills these processes and all below them, until none is left. Returns those that could not be ended in time."""
     until = time.monotonic() + patience
     while held := _stop_all(wanted):
-        for handle in held.values():
-            _send_surely(handle, signal.SIGKILL)
-        _wait(list(held.values()), until)
+        for one in held.values():
+            one.send(signal.SIGKILL)
+        _wait(held.values(), until)
         if time.monotonic() >= until:
             return sorted(_leftovers(wanted, ()))
     return []
@@ -215,21 +216,21 @@ def end_leftovers(wanted: Callable[[int, Environment], bool], patience: float) -
 
 def kill_all(found: Mapping[int, Process], patience: float) -> None:
     """These very processes, and waits so long for their ends."""
-    handles = [handle for pid, process in found.items() if (handle := _handle(pid, process)) is not None]
-    for handle in handles:
-        _send_surely(handle, signal.SIGKILL)
-    _wait(handles, time.monotonic() + patience)
+    held = [one for pid, process in found.items() if (one := _hold(pid, process)) is not None]
+    for one in held:
+        one.send(signal.SIGKILL)
+    _wait(held, time.monotonic() + patience)
 
 
-def _stop_all(wanted: Callable[[int, Environment], bool]) -> dict[int, int]:
-    """Handles of all of them, each stopped: so none can start another, or lose its parent, while the rest is found."""
-    held: dict[int, int] = {}
+def _stop_all(wanted: Callable[[int, Environment], bool]) -> dict[int, Held]:
+    """By their ids, each stopped: so none can start another, or lose its parent, while the rest is found."""
+    held: dict[int, Held] = {}
     for _ in range(LOOKS_MAX):
         new = {pid: process for pid, process in _leftovers(wanted, held).items() if pid not in held}
         for pid, process in new.items():
-            if (handle := _handle(pid, process)) is not None:
-                held[pid] = handle
-                _send_surely(handle, signal.SIGSTOP)
+            if (one := _hold(pid, process)) is not None:
+                held[pid] = one
+                one.send(signal.SIGSTOP)
         if not new:
             break
     return held
@@ -244,34 +245,66 @@ def _leftovers(wanted: Callable[[int, Environment], bool], known: Iterable[int])
     return {pid: process for pid, process in living.items() if pid in found}
 
 
-def _handle(pid: int, process: Process) -> int | None:
-    """Of this very process, not of another that has its number by now. None: it has gone."""
+class Held(NamedTuple):
+    """This very process, not another that has its number by now. `handle` as `handle_of` has it."""
+
+    pid: int
+    started: int
+    handle: int
+
+    @property
+    def living(self) -> bool:
+        return started(self.pid) == self.started
+
+    def send(self, number: int) -> None:
+        try:
+            if self.handle >= 0:
+                signal.pidfd_send_signal(self.handle, number)
+            elif self.living:
+                os.kill(self.pid, number)
+        except OSError:  # it has gone, or runs as another user
+            pass
+
+    def close(self) -> None:
+        if self.handle >= 0:
+            os.close(self.handle)
+
+
+def handle_of(pid: int) -> int | None:
+    """A file that becomes readable when the process has ended. None: it has gone. -1: there are no such files.
+
+    So it is before Linux 5.3, in containers that do not allow it, and with a Python that was built on such a system.
+    """
     try:
-        handle = os.pidfd_open(pid)
-    except OSError:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
         return None
-    if started(pid) == process.started:
-        return handle
-    os.close(handle)
+    except (AttributeError, OSError):
+        return -1
+
+
+def _hold(pid: int, process: Process) -> Held | None:
+    """None: it has gone."""
+    if (handle := handle_of(pid)) is None:
+        return None
+    held = Held(pid, process.started, handle)
+    if held.living:
+        return held
+    held.close()
     return None
 
 
-def _send_surely(handle: int, number: int) -> None:
-    try:
-        signal.pidfd_send_signal(handle, number)
-    except OSError:  # it has gone, or runs as another user
-        pass
-
-
-def _wait(handles: list[int], until: float) -> None:
+def _wait(held: Iterable[Held], until: float) -> None:
     """For their ends, and closes them."""
     poll = select.poll()
-    for handle in handles:
+    left = {one.handle for one in held if one.handle >= 0}
+    for handle in left:
         poll.register(handle, select.POLLIN)
-    left = set(handles)
     while left and (now := time.monotonic()) < until:
         for handle, _ in poll.poll((until - now) * 1_000):
             poll.unregister(handle)
             left.discard(handle)
-    for handle in handles:
-        os.close(handle)
+    while time.monotonic() < until and any(one.handle < 0 and one.living for one in held):
+        time.sleep(END_PAUSE)
+    for one in held:
+        one.close()

@@ -32,7 +32,7 @@ GOING_PATIENCE: Final = 15.0  # seconds that supervisors have when the worker ha
 
 
 class Warden:
-    """`worker` is a file that becomes readable when that has died, or -1."""
+    """`worker` is a file that becomes readable when that has died, or -1: then the end of the channel tells."""
 
     def __init__(self, channel: socket.socket, worker: int) -> None:
         tree.adopt_orphans()
@@ -155,8 +155,8 @@ class Warden:
 
 def main(worker: int, channel: int) -> None:
     """`worker` is the process that started this one, `channel` a socket to it."""
-    handle = os.pidfd_open(worker) if hasattr(os, "pidfd_open") else -1
-    if os.getppid() != worker:  # it died meanwhile, and the number may be another's
+    handle = tree.handle_of(worker)
+    if handle is None or os.getppid() != worker:  # it died meanwhile, and the number may be another's
         return
     os.set_inheritable(channel, False)
     gc.freeze()  # what is there stays, and is shared with the supervisors
