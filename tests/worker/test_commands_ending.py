@@ -347,6 +347,16 @@ def without_proc(call):
 
 os.open, os.listdir = without_proc(os.open), without_proc(os.listdir)
 """
+NO_HOME = """
+fchdir = os.fchdir
+
+def tried(folder):
+    if not os.path.exists("FOLDER/home"):
+        raise OSError(116, "Stale file handle")
+    fchdir(folder)
+
+os.fchdir = tried
+"""
 
 
 def surround(folder: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
@@ -365,6 +375,21 @@ def test_commands_run_and_end_on_systems_that_tell_less(
     surround(tmp_path, monkeypatch, change)
     assert one(tmp_path, "echo out").result["output"] == "out\n"
     assert one(tmp_path, "sleep 1000 & sleep 1000", timeout=0.1).error == "timed out after 0.1s"
+
+
+def test_a_command_is_kept_when_its_supervisor_cannot_go_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    surround(tmp_path, monkeypatch, NO_HOME)
+
+    async def main() -> list[Outcome]:
+        async with commands(tmp_path) as started:
+            away = [await started.run("pwd", cwd=str(tmp_path)) for _ in range(2)]
+            (tmp_path / "home").touch()
+            return [*away, await started.run("pwd")]
+
+    first, second, third = asyncio.run(main())
+    assert first.result["output"] == f"{tmp_path}\n"
+    assert second.error == "the command could not be started: Stale file handle"
+    assert third.result["output"] == f"{os.getcwd()}\n"
 
 
 @pytest.mark.parametrize("call", ["fork", "posix_spawn"])

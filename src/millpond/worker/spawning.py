@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+from contextlib import suppress
 from typing import Final
 
 from millpond.worker import tree
@@ -52,6 +53,7 @@ class Spawner:
         self._leash_fd = LEASH_FD if files_max < 0 else min(LEASH_FD, files_max - 1)
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._home = os.open(".", os.O_RDONLY | os.O_CLOEXEC)
+        self._away = False
         self._environment = dict(os.environb)
         self._name = tree.supervisor_name().encode()
 
@@ -82,12 +84,20 @@ class Spawner:
         actions.append((os.POSIX_SPAWN_DUP2, output, 2))
         if self._leash.end >= 0:
             actions.append((os.POSIX_SPAWN_DUP2, self._leash.end, self._leash_fd))
+        if self._away:
+            self._go_home()
         if cwd is not None:
+            self._away = True
             os.chdir(cwd)  # this process's own, since a spawn has none
         try:
             return os.posix_spawn(
                 SHELL, arguments, environment, file_actions=actions, setsid=True, setsigmask=[], setsigdef=_RESET
             )
         finally:
-            if cwd is not None:
-                os.fchdir(self._home)
+            if self._away:
+                with suppress(OSError):  # what was started must not be lost by it; the next one tries again, and tells
+                    self._go_home()
+
+    def _go_home(self) -> None:
+        os.fchdir(self._home)
+        self._away = False
