@@ -44,7 +44,9 @@ def test_every_job_is_run_once_and_completed_with_its_result(store: str, tmp_pat
             ids = await put(pond, *[task(args=[n]) for n in range(300)])
             executor = FakeExecutor(lambda job: Outcome(ok=True, result=_argument(job)))
             worker = worker_on(pond, executor, slots=3, max_jobs=300)
-            assert await worker.run(signals=False) == Ended(reason="max_jobs", forced=False, finished=300)
+            assert await worker.run(signals=False) == Ended(
+                incarnation=worker.incarnation, reason="max_jobs", forced=False, finished=300
+            )
             assert (await pond.stats("jobs")).counts[State.COMPLETED] == 300
             assert (await pond.get_item("jobs", ids[7])).result == 7
             assert executor.begun.qsize() == 300

@@ -10,10 +10,10 @@ import pytest
 
 from millpond.api import Api
 from millpond.embedded import AsyncPond
-from millpond.errors import Forbidden
+from millpond.errors import Forbidden, NotFound
 from millpond.jobs import schedules, workers
 from millpond.jobs.enqueue import enqueue
-from millpond.jobs.names import LINKS_QUEUE, SCHEDULES_QUEUE
+from millpond.jobs.names import LINKS_QUEUE, SCHEDULES_QUEUE, WORKERS_QUEUE
 from millpond.jobs.spec import JobSpec
 from millpond.worker import services
 from millpond.worker.executors import DONE
@@ -32,6 +32,17 @@ async def listed(pond: AsyncPond, **wanted: object) -> workers.WorkerInfo:
 
     [info] = await until(look, bool)
     return info
+
+
+async def _names(pond: AsyncPond) -> list[str]:
+    return [info.incarnation for info in await workers.list_workers(pond)]
+
+
+async def _leash_is_there(pond: AsyncPond, incarnation: str) -> bool:
+    try:
+        return bool(await pond.get_item(WORKERS_QUEUE, workers.leash_id(incarnation)))
+    except NotFound:
+        return False
 
 
 def test_a_worker_is_listed_with_what_it_runs_until_it_ends() -> None:
@@ -79,6 +90,31 @@ def test_a_worker_is_listed_before_it_has_a_job() -> None:
             async with at_work(worker_on(api, executor)):
                 executor.finish(await executor.next())
                 assert api.listed[0] == 1
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["not asked to stop", "asked to stop"])
+def test_a_worker_that_is_replaced_can_be_stopped_at_every_instant(asked: bool) -> None:
+    async def go() -> None:
+        async with AsyncPond(":memory:") as pond:
+            executor = FakeExecutor()
+            worker = worker_on(pond, executor, max_jobs=1, recycles=True)
+            async with at_work(worker) as run:
+                await until(lambda: _leash_is_there(pond, worker.incarnation), bool)
+                await put(pond, task())
+                executor.finish(await executor.next())
+                over = await ended(run)
+            await listed(pond, incarnation=over.incarnation)
+            if asked:
+                assert await workers.ask_to_stop(pond, [over.incarnation]) == [over.incarnation]
+            fresh = worker_on(pond, FakeExecutor(), replaces=over.incarnation)
+            async with at_work(fresh) as run:
+                if asked:
+                    assert (await ended(run)).reason == "asked"
+                else:
+                    await until(lambda: _names(pond), lambda names: names == [fresh.incarnation])
+                    assert not fresh.draining
 
     asyncio.run(go())
 

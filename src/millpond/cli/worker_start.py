@@ -40,7 +40,7 @@ def start(asked: Arguments) -> int:
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         ended = runner.run(_run(asked, app, signals))
     if ended.recycle and not signals.count:
-        restart()
+        restart(ended.incarnation)
     if ended.left:  # threads that nothing ends but the end of the process
         say(f"millpond: {ended.left} jobs could not be ended; they run again when their leases are over")
         sys.stdout.flush()
@@ -98,6 +98,7 @@ def _in_a_line(error: BaseException) -> str:
 async def _run(asked: Arguments, app: App | None, signals: Signals) -> Ended:
     from millpond.model import to_datetime
     from millpond.tasks.declared import declare
+    from millpond.worker.recycle import replaced
     from millpond.worker.runner import Worker
 
     queues = _queues(asked, app)
@@ -113,6 +114,8 @@ async def _run(asked: Arguments, app: App | None, signals: Signals) -> Ended:
             name=asked.name,
             pool=asked.pool if app is not None else "",
             hooks=None if app is None else app.hooks(),
+            recycles=True,
+            replaces=replaced(),
         )
         await _knock(pond, queues)
         if app is not None:

@@ -112,6 +112,17 @@ async def stop_asked(api: Api, incarnation: str, wait: float = LEASH_WAIT) -> bo
     return False
 
 
+async def succeed(api: Api, incarnation: str) -> bool:
+    """Say for a worker that was replaced that it has gone. True: somebody had asked it to stop."""
+    try:
+        leash = await api.get_item(WORKERS_QUEUE, leash_id(incarnation))
+        return leash.state == State.CANCELLED
+    except NotFound:
+        return False
+    finally:
+        await farewell(api, incarnation)
+
+
 async def _put_leash(api: Api, name: str) -> None:
     await ensure_queue(api, WORKERS_QUEUE)
     item = NewItem(id=name, kind=LEASH, expire_timeout=LEASH_TIMEOUT)

@@ -20,6 +20,7 @@ class Boss(Protocol):
     pid: int
     name: str
     incarnation: str
+    replaces: str
     pool: str
     queues: dict[str, float]
     slots: int

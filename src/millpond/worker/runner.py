@@ -50,6 +50,7 @@ LIMITS = ("max_jobs", "max_rss")  # reasons of its own
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """Why a worker came to its end. `left` jobs could not be ended: only the end of the process does."""
 
+    incarnation: str
     reason: Reason
     forced: bool
     finished: int
@@ -62,7 +63,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worker:
-    """`queues`: name and weight. `max_jobs` and `max_rss` (bytes): after so many, or with so much memory, it drains."""
+    """`queues`: name and weight. `max_jobs` and `max_rss` (bytes): after so many, or with so much memory, it drains.
+
+    `recycles`: another takes its place then, so it stays listed. `replaces`: the incarnation whose place it takes.
+    """
 
     def __init__(
         self,
@@ -79,12 +83,15 @@ class Worker:
         clock: Clock | None = None,
         services: bool = True,
         pool: str = "",
+        recycles: bool = False,
+        replaces: str = "",
     ) -> None:
         self.api = api
         self.host = socket.gethostname()
         self.pid = os.getpid()
         self.name = name or f"{self.host}-{self.pid}"
         self.incarnation = f"{_plain(self.name)}-{secrets.token_hex(4)}"
+        self.replaces = replaces
         self.pool = pool
         self.queues = dict(queues or {JOBS_QUEUE: 1})
         self.slots = slots
@@ -96,6 +103,7 @@ class Worker:
         self._max_jobs = _limit(max_jobs, "max_jobs")
         self._max_rss = _limit(max_rss, "max_rss")
         self._with_services = services
+        self._recycles = recycles
         self._crew: Crew | None = None
         self._services: Services | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -159,7 +167,11 @@ class Worker:
             finally:
                 taken.leave()
         return Ended(
-            reason=self._reason or "stopped", forced=self._forced, finished=crew.dispatch.finished, left=crew.running
+            incarnation=self.incarnation,
+            reason=self._reason or "stopped",
+            forced=self._forced,
+            finished=crew.dispatch.finished,
+            left=crew.running,
         )
 
     async def _work(self, crew: Crew) -> None:
@@ -183,7 +195,7 @@ class Worker:
 
     async def _stop(self, crew: Crew) -> None:
         if self._services is not None:
-            await self._services.stop()
+            await self._services.stop(farewell=not (self._recycles and self._reason in LIMITS and not self._forced))
         await crew.stop(force=self._forced or not self.draining)
         await self.hooks.stopped(self, self._reason or "failed")
         log.info("worker stopped", extra={"worker": self.incarnation, "reason": self._reason, "left": crew.running})

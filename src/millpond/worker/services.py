@@ -76,7 +76,7 @@ class Services:
         for task in self._tasks[1:]:
             task.cancel()
 
-    async def stop(self) -> None:
+    async def stop(self, *, farewell: bool = True) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -85,7 +85,8 @@ class Services:
                 await asyncio.gather(self._schedules.stop(grace=SCHEDULES_GRACE_S), self._links.stop(grace=0))
                 if self._telling is not None:  # one that came after the farewell would take it back
                     await asyncio.gather(self._telling, return_exceptions=True)
-                await workers.farewell(self._api, self._worker.incarnation)
+                if farewell:
+                    await workers.farewell(self._api, self._worker.incarnation)
         except (MillpondError, TimeoutError) as error:
             log.warning("the worker could not say that it has gone: %s", str(error) or f"no answer in {GOODBYE_S:g} s")
 
@@ -119,9 +120,18 @@ class Services:
             before = now
 
     async def _leash(self) -> None:
-        if await workers.stop_asked(self._api, self._worker.incarnation):
+        if await self._succeeded() or await workers.stop_asked(self._api, self._worker.incarnation):
             self._worker.drain("asked")
             await asyncio.Event().wait()  # one word is enough
+
+    async def _succeeded(self) -> bool:
+        """The one that this one replaces goes off the list, when this one is on it. Whether that was asked to stop."""
+        if not self._worker.replaces:
+            return False
+        await self._registered.wait()
+        asked = await workers.succeed(self._api, self._worker.replaces)
+        self._worker.replaces = ""
+        return asked
 
     def info(self) -> WorkerInfo:
         worker = self._worker
