@@ -247,3 +247,16 @@ def test_the_examples_on_the_page_are_right(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text()
     for example in page.split("```toml\n")[1:]:
         assert load_text(tmp_path, example.split("```")[0]).problems == []
+
+
+def test_a_working_directory_that_is_gone_matters_to_relative_paths_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(None, {"data": "pond"}, {}).config.data == tmp_path / "pond"
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert load(None, {}, {"MILLPOND_DATA": str(tmp_path)}).config.data == tmp_path
+    with pytest.raises(FileNotFoundError):
+        load(None, {"data": "pond"}, {})

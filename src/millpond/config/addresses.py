@@ -75,7 +75,7 @@ def _unix(path: str, base: Path) -> Address:
         raise ValueError(
             f"is {'unix:' + path!r:.80}; write the path of a socket behind it, like 'unix:/run/millpond.sock'"
         )
-    full = str(base / Path(path).expanduser())
+    full = str((base / Path(path).expanduser()).absolute())
     if len(full.encode(errors="replace")) > SOCKET_PATH_MAX:
         raise ValueError(
             f"is 'unix:{full}', longer than the {SOCKET_PATH_MAX} bytes of a socket's path; use a shorter one"

@@ -44,6 +44,9 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.where}: {self.key} {self.text}" if self.key else f"{self.where}: {self.text}"
 
 
+HERE = Path()  # the working directory: looked up for a relative path alone, since it may have been removed
+
+
 class Given(msgspec.Struct, frozen=True):
     """A value as somebody wrote it. `lines` are those of an array's members, where known."""
 
@@ -189,13 +192,13 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[Given]:
     """A variable that is set to nothing counts as not set."""
     for key in KEYS:
         if raw := environment.get(key.variable):
-            yield Given(key, raw, key.variable, Path.cwd())
+            yield Given(key, raw, key.variable, HERE)
 
 
 def _from_flags(flags: Mapping[str, str | Sequence[str]]) -> Iterator[Given]:
     for name, raw in flags.items():
         key = BY_NAME[name]
-        yield Given(key, raw if isinstance(raw, str) else list(raw), key.flag, Path.cwd())
+        yield Given(key, raw if isinstance(raw, str) else list(raw), key.flag, HERE)
 
 
 def _typos(environment: Mapping[str, str]) -> Iterator[str]:

@@ -98,7 +98,7 @@ def path(raw: Any, base: Path) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError(f"is {shown(raw)}; write a path")
     try:
-        return base / Path(raw).expanduser()
+        return (base / Path(raw).expanduser()).absolute()
     except RuntimeError as error:  # ~ of nobody
         raise ValueError(f"is {shown(raw)} ({error}); write a path from /") from None
 
