@@ -194,14 +194,21 @@ def test_supervisors_ignore_the_signals_that_drain_a_worker(start: Start, pulse:
     pulse.wait_for_end()
 
 
-def test_a_supervisor_that_hangs_is_killed_when_its_command_must_end(tmp_path: Path, pulse: Pulse) -> None:
+@pytest.mark.parametrize("by", ["its worker", "its timeout"])
+def test_a_supervisor_that_hangs_is_killed_when_its_command_must_end(
+    tmp_path: Path, pulse: Pulse, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr("millpond.worker.commands.PREPARING", 0.5)
+
     async def main() -> str | None:
         async with commands(tmp_path, grace=0.1) as started:
-            job = job_of(f"exec 3>{pulse.path}; echo $PPID >&3; sleep 1000")
+            timeout = 1.0 if by == "its timeout" else None
+            job = job_of(f"exec 3>{pulse.path}; echo $PPID >&3; sleep 1000", timeout=timeout)
             ended = started.begin(job)
             supervisor = int(await asyncio.to_thread(pulse.line))
             os.kill(supervisor, signal.SIGSTOP)
-            started.executor.end(job, "lease_lost")
+            if by == "its worker":
+                started.executor.end(job, "lease_lost")
             outcome = await asyncio.wait_for(ended, PATIENCE)
             assert (await started.run("echo again")).result["output"] == "again\n"
             return outcome.error

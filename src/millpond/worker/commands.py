@@ -24,10 +24,11 @@ from millpond.worker.logs import Logs, incarnation_in, shelf_of
 from millpond.worker.orders import Order, Report
 from millpond.worker.strays import end_strays
 from millpond.worker.supervised import Line, Supervisors
-from millpond.worker.supervision import LEFTOVER_PATIENCE
+from millpond.worker.supervision import LEFTOVER_PATIENCE, REFUSED_PATIENCE
 
 GRACE: Final = 5.0  # seconds between SIGTERM and SIGKILL
 STUCK: Final = 3.0  # seconds after which a supervisor that should have ended a command is taken for stuck, and killed
+PREPARING: Final = LEFTOVER_PATIENCE + REFUSED_PATIENCE + STUCK  # the longest that one takes beside command and grace
 ENDED_MAX: Final = 10_000  # items whose last end is remembered: as many as may wait for their next attempt
 
 log = logging.getLogger("millpond.worker")
@@ -118,7 +119,7 @@ class CommandExecutor:
         if attempt.line is not None:
             grace = 0.0 if why == "lease_lost" else self._grace
             attempt.line.end(attempt.number, why, grace)
-            self._watch(attempt, grace)
+            self._watch(attempt, grace + STUCK)
         elif attempt in self._waiting:
             self._waiting.remove(attempt)
             asyncio.get_running_loop().call_soon(self._finish, attempt, DEFERRED)
@@ -141,7 +142,10 @@ class CommandExecutor:
             line.busy = attempt
             self._running.add(attempt)
             attempt.job.started_at = asyncio.get_running_loop().time()
-            line.run(self._order(attempt))
+            order = self._order(attempt)
+            line.run(order)
+            if order.timeout is not None:
+                self._watch(attempt, order.timeout + self._grace + PREPARING)
 
     def _free_line(self) -> Line | None:
         while self._free:
@@ -241,10 +245,14 @@ class CommandExecutor:
         self._fill()
         self._finish(attempt, lost())
 
-    def _watch(self, attempt: Attempt, grace: float) -> None:
-        if attempt.stuck is None:
-            loop = asyncio.get_running_loop()
-            attempt.stuck = loop.call_later(grace + STUCK, self._kill_stuck, attempt)
+    def _watch(self, attempt: Attempt, patience: float) -> None:
+        """The earliest counts."""
+        at = asyncio.get_running_loop().time() + patience
+        if attempt.stuck is not None:
+            if attempt.stuck.when() <= at:
+                return
+            attempt.stuck.cancel()
+        attempt.stuck = asyncio.get_running_loop().call_at(at, self._kill_stuck, attempt)
 
     def _kill_stuck(self, attempt: Attempt) -> None:
         for supervisors in (self.supervisors, *self._older):
