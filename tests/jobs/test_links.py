@@ -13,6 +13,7 @@ from millpond.errors import InvalidRequest, KeyConflict, NotFound
 from millpond.jobs import held, links
 from millpond.jobs.control import cancel, find_item, find_job, release, retry_dead
 from millpond.jobs.enqueue import enqueue
+from millpond.jobs.explain import explain
 from millpond.jobs.held import look_again, read_link
 from millpond.jobs.names import LINKS_QUEUE
 from millpond.jobs.parking import parks_of
@@ -297,6 +298,33 @@ def test_a_link_makes_way_for_others_and_knows_what_has_completed(run: Run) -> N
         behind = await link_of(mill, "d")
         assert behind is not None
         assert other.id == behind.id
+
+    run(act)
+
+
+def test_what_has_completed_is_known_when_it_is_forgotten_and_the_worker_has_died(run: Run) -> None:
+    async def act(mill: Mill) -> None:
+        for parent in ("a", "b"):
+            await enqueue(mill.pond, "jobs", command(), id=parent)
+        await enqueue(mill.pond, "jobs", command(), id="c", after=["a", "b"])
+        task = await following(mill)
+        await parked(mill)
+        assert await mill.work() == "a"
+        while (link := await link_of(mill, "c")) is None or not link.state_doc:
+            await mill.pond.stats("jobs")
+        task.cancel()
+        await asyncio.wait([task])
+        await mill.pass_in("jobs", 2 * 86_400)
+        await mill.pass_in(LINKS_QUEUE, 0)
+        with pytest.raises(NotFound):
+            await mill.pond.get_item("jobs", "a")
+        told = await explain(mill.pond, "jobs", "c", mill.now)
+        assert told.sentence == "Job c is waiting for job b (pending) to complete."
+        task = await following(mill)
+        await parked(mill)
+        assert await mill.work() == "b"
+        await task
+        assert await mill.work() == "c"
 
     run(act)
 

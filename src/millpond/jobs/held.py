@@ -12,6 +12,7 @@ import hashlib
 import uuid
 from collections.abc import Collection
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
@@ -135,6 +136,12 @@ async def _put_off(api: Api, parents: Collection[tuple[str, str]]) -> list[str]:
         after = page.next
         if after is None:
             return names
+
+
+def done_in(state_doc: Any) -> set[str]:
+    """Of a link: the jobs that have completed, as QUEUE/ID. They may be forgotten by now."""
+    noted: dict[str, Any] = state_doc if isinstance(state_doc, dict) else {}
+    return set(noted.get("done", []))
 
 
 def read_link(payload: bytes) -> Link | None:

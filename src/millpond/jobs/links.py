@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime
-from typing import Any
 
 from millpond.api import Api
 from millpond.errors import Forbidden, LeaseLost, MillpondError, NotFound
-from millpond.jobs.held import FAILED_STATES, Link, held_item, is_of, look, read_link
+from millpond.jobs.held import FAILED_STATES, Link, done_in, held_item, is_of, look, read_link
 from millpond.jobs.names import KINDS, LINKS_QUEUE
 from millpond.jobs.now import by_lease
 from millpond.jobs.parking import parks_of
@@ -61,8 +60,7 @@ class _Follower:
         self._item = item
         self._link = link
         self._now = now
-        noted: dict[str, Any] = item.state_doc if isinstance(item.state_doc, dict) else {}
-        self._done: set[str] = set(noted.get("done", []))
+        self._done = done_in(item.state_doc)
         self._noted = len(self._done)
         self._version = item.state_version
 
@@ -75,10 +73,10 @@ class _Follower:
             if failed or not waiting:
                 await self._end(failed)
                 return
+            await self._note()
             ended = await parks_of(self._api).ended(self._api, *waiting[0], LINK_SLICE)
             cancelled = await self._extend()
             if cancelled or (not ended and await self._others_wait()):
-                await self._note()
                 await _hand_back(self._api, self._item)
                 return
 
@@ -165,10 +163,11 @@ class _Follower:
         await self._api.complete([self._item], queue=LINKS_QUEUE)
 
     async def _note(self) -> None:
-        """Remember what has completed: by the next look it may be gone."""
+        """Remember what has completed: by the next look it may be gone, and so may this worker."""
         if len(self._done) > self._noted:
             document = {"done": sorted(self._done)}
-            await self._api.write_state(self._item, document, version=self._version, queue=LINKS_QUEUE)
+            written = await self._api.write_state(self._item, document, version=self._version, queue=LINKS_QUEUE)
+            self._version, self._noted = written.version, len(self._done)
 
 
 async def _hand_back(
