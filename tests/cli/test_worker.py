@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,12 +10,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from millpond.cli import worker_start
+from millpond.errors import Unavailable
 from tests.cli.calls import Cli
 from tests.cli.dead import clean
 from tests.client.scripted import cut, scripted
@@ -312,6 +316,30 @@ def test_a_server_that_is_away_is_four(cli: Cli) -> None:
         ran = cli(*arguments, "--server", "http://127.0.0.1:9")
         assert (ran.code, ran.out) == (4, ""), ran
         assert "is the server up" in ran.err  # "cannot connect", or under load "no connection in time"
+
+
+class Away:
+    """A server that answers when it is asked for the third time."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def queue_info(self, name: str) -> None:
+        self.asked += 1
+        if self.asked < 3:
+            raise Unavailable("the server is away; ask again")
+
+
+@pytest.mark.parametrize(("replaces", "draining", "asked"), [("", False, 1), ("w-1", False, 3), ("w-1", True, 0)])
+def test_a_server_that_is_away_is_waited_for_by_a_worker_that_has_replaced_itself(
+    monkeypatch: pytest.MonkeyPatch, replaces: str, draining: bool, asked: int
+) -> None:
+    monkeypatch.setattr(worker_start, "KNOCK_S", 0.0)
+    server = Away()
+    fresh: Any = SimpleNamespace(queues={"jobs": 1.0}, replaces=replaces, draining=draining)
+    with nullcontext() if replaces else pytest.raises(Unavailable):
+        asyncio.run(worker_start._knock(cast(Any, server), fresh))
+    assert server.asked == asked
 
 
 def test_what_is_no_millpond_server_is_four_and_told(cli: Cli) -> None:

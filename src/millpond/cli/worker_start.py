@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from millpond.tasks import App
     from millpond.worker.executors import Executor
     from millpond.worker.logs import Logs
-    from millpond.worker.runner import Ended
+    from millpond.worker.runner import Ended, Worker
     from millpond.worker.signals import Signals
 
 MEMORY = ":memory:"  # no place that a worker could share
+KNOCK_S = 1.0  # between two tries of a server that is waited for
 TIDY_S = 3_600.0  # between looks at which logs are too old
 log = logging.getLogger("millpond.worker")
 
@@ -117,8 +118,10 @@ async def _run(asked: Arguments, app: App | None, signals: Signals) -> Ended:
             recycles=True,
             replaces=replaced(),
         )
-        await _knock(pond, queues)
-        if app is not None:
+        if worker.replaces:
+            signals.take(worker)  # it may have to wait
+        await _knock(pond, worker)
+        if app is not None and not worker.draining:
             await declare(pond, app.schedules.values(), to_datetime(worker.clock.now()))
         jobs = "one job" if asked.count == 1 else f"{asked.count} jobs"
         say(f"worker {worker.incarnation} runs {jobs} at a time from {', '.join(queues)}; Ctrl-C ends it")
@@ -133,15 +136,25 @@ async def _run(asked: Arguments, app: App | None, signals: Signals) -> Ended:
     return ended
 
 
-async def _knock(pond: Api, queues: dict[str, float]) -> None:
-    """A server that is not there when the worker starts is told at once; one that goes away later is waited for."""
-    from millpond.errors import Forbidden, NotFound
+async def _knock(pond: Api, worker: Worker) -> None:
+    """A server that is not there when the worker starts is told at once; one that goes away later is waited for, by a
+    worker that has replaced itself too.
+    """
+    from millpond.errors import Forbidden, NotFound, Unavailable
 
-    for name in queues:
-        try:
-            await pond.queue_info(name)
-        except (NotFound, Forbidden):
-            pass
+    for name in worker.queues:
+        while not worker.draining:
+            try:
+                await pond.queue_info(name)
+            except (NotFound, Forbidden):
+                pass
+            except Unavailable as error:
+                if not worker.replaces:
+                    raise
+                log.warning("the server is waited for: %s", error)
+                await asyncio.sleep(KNOCK_S)
+                continue
+            break
 
 
 def _queues(asked: Arguments, app: App | None) -> dict[str, float]:
