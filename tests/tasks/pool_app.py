@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -144,6 +145,21 @@ async def come_back_async(how: str) -> int:
         return 42
     _, status = await asyncio.to_thread(os.waitpid, pid, 0)
     return os.waitstatus_to_exitcode(status)
+
+
+@app.task(max_attempts=1)
+def end_others() -> list[int]:
+    """By signals, and what that did: programs, and a fork."""
+    codes = []
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        with subprocess.Popen(["sleep", "3"]) as other:
+            other.send_signal(number)
+        codes.append(other.returncode)
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)
+    forked.start()
+    forked.terminate()
+    forked.join(5)
+    return [*codes, forked.exitcode or 0]
 
 
 @app.task(max_attempts=1)

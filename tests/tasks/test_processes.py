@@ -150,6 +150,15 @@ def test_a_cancelled_task_is_ended_and_a_crash_fails_only_its_own_job(tmp_path: 
     run(go)
 
 
+def test_a_task_can_end_what_it_has_started_by_any_signal(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with working(tmp_path):
+            codes = await (await pool_app.end_others.enqueue_async()).result()
+            assert codes == [-signal.SIGINT, -signal.SIGHUP, -signal.SIGTERM, -signal.SIGTERM]
+
+    run(go)
+
+
 def test_a_process_that_is_killed_takes_with_it_what_it_has_started_and_no_other_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,3 +194,44 @@ def test_a_worker_that_reached_its_limit_becomes_a_fresh_one_under_the_same_numb
     worker.finish_job()
     assert worker.line() == "over signal False"
     assert counts(tmp_path) == {State.COMPLETED: 3}
+
+
+FORKING = """
+import asyncio, multiprocessing, os, signal, time, uvloop
+from millpond.worker.signals import Signals
+
+class Told(asyncio.Queue):
+    drain = force = asyncio.Queue.put_nowait
+
+def forked(target, argument):
+    process = multiprocessing.get_context("fork").Process(target=target, args=(argument,), daemon=True)
+    process.start()
+    if target is time.sleep:
+        process.terminate()
+    process.join(5)
+    return process.exitcode
+
+async def go():
+    signals = Signals()
+    signals.take(told := Told())
+    does = (time.sleep, 1000), (signal.raise_signal, signal.SIGTERM), (signal.raise_signal, signal.SIGINT)
+    codes = [await asyncio.to_thread(forked, *what) for what in does]
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(codes, await told.get(), signals.count)
+    signals.leave()
+
+asyncio.run(go())
+uvloop.run(go())
+"""
+
+
+def test_a_signal_to_what_a_task_has_forked_is_not_for_the_worker() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout.splitlines() == ["[-15, -15, 1] signal 1"] * 2, done.stderr

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import os
 import select
-import signal
 import socket
 import struct
 import sys
@@ -30,8 +29,6 @@ READ_BYTES: Final = 64 * DEADLINE.size
 
 def main(channel: int, life: int, tickets: int, worker: int) -> None:
     _start_watcher(channel, life, tickets, worker)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's: the worker decides
     from millpond.tasks.child_work import Work
 
     Work(socket.socket(fileno=channel), socket.socket(fileno=tickets)).run()

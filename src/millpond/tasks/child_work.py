@@ -43,6 +43,7 @@ from millpond.tasks.loading import load_app
 from millpond.tasks.text import sendable
 from millpond.tasks.tickets import read_ticket
 from millpond.worker.executors import Outcome
+from millpond.worker.signals import DEFAULTS, let_go_in_forks
 
 TEXT_CHARS_MAX: Final = 8_192  # of a line in the log: more is cut there anyway
 TRACE_CHARS_MAX: Final = 65_536  # its end is where the error is
@@ -159,12 +160,19 @@ class LineNotes:
 
 
 class Work:
-    """SIGTERM interrupts a task, and nothing else: between tasks there is nobody to interrupt."""
+    """SIGTERM interrupts a task, and nothing else: between tasks there is nobody to interrupt.
+
+    SIGINT and SIGHUP are a terminal's, where the worker decides. They are taken, not ignored, and left alone in forks:
+    what a task starts has signals as any other program.
+    """
 
     def __init__(self, channel: socket.socket, tickets: socket.socket) -> None:
         self._line = Line(channel, tickets)
         self._in_task = False
-        signal.signal(signal.SIGTERM, self._terminated)
+        self._handlers = {signal.SIGTERM: self._terminated, signal.SIGINT: self._heard, signal.SIGHUP: self._heard}
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        let_go_in_forks(self._handlers, self._let_go)
 
     def run(self) -> None:
         hello = self._line.next()
@@ -201,6 +209,15 @@ class Work:
         except Interrupted:
             self._in_task = False
         return outcome or INTERRUPTED
+
+    def _let_go(self) -> None:
+        """In a fork: of those that the task has not taken itself."""
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == handler:
+                signal.signal(number, DEFAULTS.get(number, signal.SIG_DFL))
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        """And nothing is done."""
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         if self._in_task:

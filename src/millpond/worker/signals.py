@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
+from weakref import WeakSet
 
 from millpond.worker.boss import Reason
 
 NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
+DEFAULTS: Final = {signal.SIGINT: signal.default_int_handler}  # Python's own; of the others the system's
 
 
 class Ends(Protocol):
@@ -26,6 +30,7 @@ class Signals:
     def __init__(self) -> None:
         self.count = 0
         self._taken = False
+        _all.add(self)
 
     def take(self, worker: Ends) -> None:
         """Only the main thread can."""
@@ -41,6 +46,14 @@ class Signals:
             self._taken = False
             for number in NUMBERS:
                 asyncio.get_running_loop().remove_signal_handler(number)
+
+    def forget(self) -> None:
+        """In a process that a job has forked: what it is sent is not for the worker, whose loop it would wake."""
+        if self._taken:
+            self._taken = False
+            signal.set_wakeup_fd(-1)
+            for number in NUMBERS:
+                signal.signal(number, DEFAULTS.get(number, signal.SIG_DFL))
 
     def hold(self) -> None:
         """Nothing is left to do but to end, or to become a fresh worker: that one gets what comes from now on."""
@@ -59,3 +72,31 @@ class Signals:
             worker.drain("signal")
         else:
             worker.force("signal")
+
+
+def let_go_in_forks(numbers: Iterable[signal.Signals], let_go: Callable[[], None]) -> None:
+    """`let_go` is called in every process that is forked, before one of these signals can come to it."""
+    thread = threading.local()
+
+    def before() -> None:
+        thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, thread.mask)
+
+    def after_in_child() -> None:
+        let_go()
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)
+
+
+_all: WeakSet[Signals] = WeakSet()
+
+
+def _forget_all() -> None:
+    for signals in list(_all):
+        signals.forget()
+
+
+let_go_in_forks(NUMBERS, _forget_all)
