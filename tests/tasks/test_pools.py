@@ -14,7 +14,7 @@ import pytest
 import millpond
 from millpond import AsyncPond
 from millpond.model import LeasedItem
-from millpond.tasks import Context, RetryLater, TaskCancelled, TaskFailed, current
+from millpond.tasks import Context, GiveUp, RetryLater, TaskCancelled, TaskFailed, current
 from millpond.tasks.errors import Interrupted
 from millpond.tasks.threads import _raise_in
 from millpond.worker.executors import Outcome, Running
@@ -459,3 +459,80 @@ def test_the_last_progress_of_an_attempt_that_fails_is_kept(world: World) -> Non
             assert progress == {"fraction": 0.75, "done": 3, "total": 4, "note": "row 3"}
 
     run(go)
+
+
+class Unseen(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise ValueError(name)
+
+
+class Speechless(GiveUp):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Later(RetryLater):
+    def __init__(self) -> None:
+        """Without the words of its class."""
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Unseen(), r"max_attempts\): Unseen; to tell it failed with ValueError"),
+        (Speechless(), r"rejected\): <exception str\(\) failed>"),
+        (Later(), "no error given"),
+        (ValueError("x" * 1_000_000), r"x{1000}x*\n  at .*test_pools.py:\d+ in "),
+    ],
+    ids=["unseen", "speechless", "later", "long"],
+)
+def test_an_error_that_cannot_be_told_as_it_is_ends_no_thread(kind: str, error: Exception, said: str) -> None:
+    app = millpond.App(data=":memory:")
+
+    @app.task(max_attempts=1)
+    def fail(well: bool) -> None:
+        if not well:
+            raise error
+
+    @app.task(max_attempts=1)
+    async def fail_async(well: bool) -> None:
+        fail(well)
+
+    task: Any = {"plain": fail, "async": fail_async}[kind]
+
+    async def go() -> None:
+        async with working(app, slots=1):
+            for _ in range(2):
+                handle = await task.enqueue_async(False)
+                with pytest.raises(TaskFailed, match=said):
+                    await handle.result(timeout=10)
+            assert await (await task.enqueue_async(True)).result(timeout=10) is None
+
+    run(go)
+
+
+def test_a_handler_of_the_log_that_raises_ends_no_thread() -> None:
+    app = millpond.App(data=":memory:")
+
+    @app.task(max_attempts=1)
+    def fail() -> None:
+        raise ValueError("mine")
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no log")
+
+    async def go() -> None:
+        async with working(app, slots=1):
+            for _ in range(2):
+                handle = await fail.enqueue_async()
+                with pytest.raises(TaskFailed, match="ValueError: mine"):
+                    await handle.result(timeout=10)
+
+    logger, broken = logging.getLogger("millpond.tasks"), Broken()
+    logger.addHandler(broken)
+    try:
+        run(go)
+    finally:
+        logger.removeHandler(broken)

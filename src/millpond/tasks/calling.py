@@ -33,6 +33,7 @@ log = logging.getLogger("millpond.tasks")
 INTERRUPTED: Final = Outcome(ok=False, error="interrupted")  # who interrupts it knows why
 GROUP_MAX: Final = 5  # errors of a group that are told: the log has them all
 GROUP_CHARS_MAX: Final = 300  # of each
+WORDS_CHARS_MAX: Final = 2_000  # of an error: less than is kept, so that the place is kept too
 _SMALL_INT: Final = 1 << 63  # beyond it not every store can say it
 
 
@@ -211,18 +212,36 @@ def stored(result: Any, encoding: str) -> Any:
 
 
 def failed(error: BaseException, context: Context) -> Outcome:
-    if isinstance(error, RetryLater):
-        return Outcome(ok=False, error=sendable(str(error)), delay=error.delay)
-    if isinstance(error, GiveUp):
-        return Outcome(ok=False, error=sendable(str(error)), dead=True)
+    """Does not raise, whatever the error is like and whoever listens to the log: its thread has other jobs to run."""
+    try:
+        if isinstance(error, RetryLater):
+            return Outcome(ok=False, error=_words(error), delay=error.delay)
+        if isinstance(error, GiveUp):
+            return Outcome(ok=False, error=_words(error), dead=True)
+        _log(error, context)
+        return Outcome(ok=False, error=told(error))
+    except Exception as another:
+        return Outcome(ok=False, error=f"{type(error).__name__}; to tell it failed with {type(another).__name__}")
+
+
+def _log(error: BaseException, context: Context) -> None:
     what = context.task or f"the consumer of {context.queue}"
-    log.warning("%s failed: job %s, attempt %d", what, context.id, context.attempt, exc_info=error)
-    return Outcome(ok=False, error=told(error))
+    try:
+        log.warning("%s failed: job %s, attempt %d", what, context.id, context.attempt, exc_info=error)
+    except Exception:  # of a handler that the app has added
+        pass
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return sendable(str(error)[:WORDS_CHARS_MAX])
+    except Exception:
+        return "<exception str() failed>"  # as Python says it
 
 
 def told(error: BaseException) -> str:
     """The error in words, and the place in the task that it came from. Of a group: also the errors in it."""
-    words = sendable("".join(traceback.format_exception_only(error)).strip())
+    words = _named(error, WORDS_CHARS_MAX)
     if isinstance(error, BaseExceptionGroup):
         return "\n".join([words, *map(_one_of_many, islice(_leaves(error), GROUP_MAX))])
     frames = traceback.extract_tb(error.__traceback__)
@@ -230,9 +249,13 @@ def told(error: BaseException) -> str:
 
 
 def _one_of_many(error: BaseException) -> str:
-    words = sendable("".join(traceback.format_exception_only(error)).strip())[:GROUP_CHARS_MAX]
+    words = _named(error, GROUP_CHARS_MAX)
     frames = traceback.extract_tb(error.__traceback__)
     return f"  {words}, {_place(frames[-1])}" if frames else f"  {words}"
+
+
+def _named(error: BaseException, chars_max: int) -> str:
+    return sendable("".join(traceback.format_exception_only(error)).strip()[:chars_max])
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

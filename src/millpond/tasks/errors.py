@@ -21,6 +21,8 @@ from millpond.model import DURATION_MAX_MS, Duration
 class RetryLater(Exception):
     """The attempt failed, and counts; the next one is after `delay`, in place of the backoff."""
 
+    delay: float | None = None  # also of a subclass that does not call us
+
     def __init__(self, why: str = "the task asked for another attempt", *, delay: Duration | None = None) -> None:
         super().__init__(why)
         self.delay = None if delay is None else checked_seconds(delay, "delay")
