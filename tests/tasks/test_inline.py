@@ -140,6 +140,21 @@ def test_a_job_that_has_not_ended_is_not_waited_for(testing: Testing) -> None:
     assert handle.result() == 2
 
 
+def test_a_wrong_timeout_is_told_before_anything_runs(testing: Testing) -> None:
+    handle = add.enqueue(1)
+    complaint = "timeout is 'abc'; give a duration"
+    with pytest.raises(InvalidRequest, match=complaint):
+        handle.result(timeout="abc")
+
+    async def go() -> None:
+        with pytest.raises(InvalidRequest, match=complaint):
+            await handle.on_loop.result(timeout="abc")
+
+    asyncio.run(go())
+    assert handle.state() == "pending"
+    assert handle.result(timeout="10s") == 2
+
+
 def test_a_cancelled_job_has_no_result_and_one_that_is_gone_is_told(testing: Testing) -> None:
     cancelled, done = add.options(delay=1).enqueue(1), add.enqueue(2)
     cancelled.cancel()

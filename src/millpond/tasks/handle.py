@@ -23,6 +23,7 @@ from millpond.model import Duration, Item, Produced, State
 from millpond.tasks.connection import Connection
 from millpond.tasks.context import current_or_none
 from millpond.tasks.errors import ResultGone, TaskCancelled, TaskFailed
+from millpond.tasks.portal import Portal
 
 R = TypeVar("R")
 ENDED: Final = (State.COMPLETED, State.DEAD, State.CANCELLED)
@@ -65,12 +66,6 @@ class _Handled(Generic[R]):
             if deadline is not None and clock() >= deadline:
                 raise TimeoutError(f"job {self.id} has not ended yet; it is {JOB_STATE[item.state]}")
 
-    def _wait(self, timeout: Duration | None, inline: bool) -> float | None:
-        """Where tasks run inline they have run by now: there is nothing to wait for."""
-        if inline:
-            return 0.0
-        return None if timeout is None else checked_seconds(timeout, "timeout")
-
     def _result(self, item: Item) -> R:
         if item.state == State.DEAD:
             raise TaskFailed(self.id, item.last_error, item.dead_reason)
@@ -98,8 +93,8 @@ class Handle(_Handled[R]):
         """Waits for the job's end. Raises TaskFailed, TaskCancelled, ResultGone, or TimeoutError."""
         portal = self._connection.portal
         _refuse_in_async_task()
+        wait = _patience(timeout, portal)
         portal.settle()
-        wait = self._wait(timeout, portal.inline)
         return self._result(portal.call(lambda api: self._ended(api, wait)))
 
     @property
@@ -112,6 +107,12 @@ class Handle(_Handled[R]):
 
     def _produced(self) -> Produced:
         return Produced(self.id, self.correlation_id, self.duplicate)
+
+
+def _patience(timeout: Duration | None, portal: Portal) -> float | None:
+    """Where tasks run inline they run before the wait: then there is nothing to wait for."""
+    seconds = None if timeout is None else checked_seconds(timeout, "timeout")
+    return 0.0 if portal.inline else seconds
 
 
 def _refuse_in_async_task() -> None:
@@ -141,8 +142,8 @@ class AsyncHandle(_Handled[R]):
     async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - as the blocking one
         """Waits for the job's end. Raises TaskFailed, TaskCancelled, ResultGone, or TimeoutError."""
         portal = self._connection.portal
+        wait = _patience(timeout, portal)
         await portal.settle_async()
-        wait = self._wait(timeout, portal.inline)
         return self._result(await portal.call_async(lambda api: self._ended(api, wait)))
 
     def __await__(self) -> Generator[Any, None, R]:
