@@ -70,6 +70,20 @@ def noted(context: Context) -> dict[str, Any]:
     return {"state": context.state, "of": context.max_attempts, "same": context.id == current().id}
 
 
+@app.task
+def counts_on(context: Context) -> dict[str, Any]:
+    """Writes less than it has changed."""
+    if context.attempt == 1:
+        state = {"rows": [1], "inner": {"n": [1]}}
+        context.write_state(state)
+        state["rows"].append(2)  # type: ignore[attr-defined]
+        context.state["inner"]["n"].append(2)
+        context.progress(0.5)
+        seen.append(context.state)
+        raise RetryLater(delay=1)
+    return context.state  # type: ignore[no-any-return]
+
+
 @app.consumer("orders")
 def order(item: LeasedItem) -> str:
     return item.text.upper()
@@ -250,6 +264,12 @@ def test_the_state_document_and_the_progress_are_there_for_the_next_attempt(test
     assert document == {"step": 1, "progress": {"fraction": 0.25, "done": 1, "total": 4, "note": "a quarter"}}
     testing.advance(1)
     assert handle.result() == {"state": {"step": 1}, "of": 3, "same": True}
+
+
+def test_what_a_task_changes_of_its_state_is_not_written_until_it_says_so(testing: Testing) -> None:
+    handle = counts_on.enqueue()
+    testing.advance("1s")
+    assert handle.result() == {"rows": [1], "inner": {"n": [1]}} == seen.pop()
 
 
 def test_a_schedule_fires_at_each_of_its_instants(testing: Testing) -> None:

@@ -87,7 +87,7 @@ class Context:
     @property
     def state(self) -> Any:
         """What this attempt or an earlier one last wrote: a copy; {} at first."""
-        doc = self._notes.doc
+        doc = _copied(self._notes.doc)
         if doc is None:
             return {}
         return {key: value for key, value in doc.items() if key != PROGRESS} if isinstance(doc, dict) else doc
@@ -130,12 +130,23 @@ def _plain(number: float) -> float:
 
 
 def _checked(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A copy: what the task changes of it later was not written."""
     given: Any = state
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"the state is a {type(given).__name__}; give a dict")
     if PROGRESS in given:
         raise InvalidRequest(f"the state has the key {PROGRESS!r}, which is the progress; name it otherwise")
-    return state
+    try:
+        return {key: _copied(value) for key, value in given.items()}
+    except RecursionError:
+        raise InvalidRequest("the state is nested too deeply; write less of it") from None
+
+
+def _copied(value: Any) -> Any:
+    """With all that can be changed in it, as JSON has it."""
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return [_copied(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 _current: ContextVar[Context | None] = ContextVar("millpond_task", default=None)
