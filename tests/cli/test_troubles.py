@@ -97,6 +97,13 @@ def test_json_that_is_no_object_is_no_command(cli: Cli, text: str) -> None:
     assert cli.ok("enqueue", "[ -e x ] && true", "--id", "a") == "a\n"
 
 
+@pytest.mark.parametrize("words", ["enqueue true", "schedule add a --every 1m true", "worker start"])
+def test_a_queue_of_our_own_holds_no_jobs(cli: Cli, words: str) -> None:
+    ran = cli(*words.split(), "--queue", "millpond/schedules")
+    assert (ran.code, ran.out) == (2, ""), ran
+    assert "one of millpond's own" in ran.err
+
+
 def test_an_attempt_that_was_never_made_has_no_log(cli: Cli) -> None:
     cli.ok("enqueue", "true", "--id", "a")
     with cli.open() as pond:

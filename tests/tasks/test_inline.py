@@ -308,11 +308,14 @@ def test_a_schedule_that_the_app_declares_fires_and_is_replaced_only_if_it_has_c
         ({"every": "1m", "missed": "some"}, "missed is 'some'"),
         ({"every": "1m", "args": ("x",)}, "argument 'a'"),
         ({"cron": "0 * * * *", "timezone": "Mars"}, "no time zone 'Mars'"),
+        ({"cron": "0 * * * *", "timezone": timedelta(0)}, "timezone of a schedule is a timedelta"),
+        ({"cron": 5}, "cron of a schedule is a int"),
+        ({"every": "1m", "task": print}, "schedule 'wrong' is to enqueue a builtin_function_or_method; register it"),
     ],
 )
 def test_a_wrong_schedule_is_told_where_it_is_declared(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
-        app.schedule("wrong", add, **{"args": (1,), **options})
+        app.schedule("wrong", **{"task": add, "args": (1,), **options})
     assert "wrong" not in app.schedules
 
 

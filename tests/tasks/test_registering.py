@@ -68,6 +68,9 @@ def test_a_function_that_is_defined_again_takes_its_own_place(app: millpond.App)
         ({"queue": "no such"}, "'no such' is not a queue name"),
         ({"queue": "a/../b"}, "is not a queue name"),
         ({"queue": 3}, "3 is not a queue name"),
+        ({"queue": "millpond/links"}, "'millpond/links' is one of millpond's own"),
+        ({"priority": "high"}, "priority is 'high'"),
+        ({"priority": 32_768}, "priority is 32768; use -32767 to 32767"),
     ],
 )
 def test_wrong_options_are_told_where_the_task_is_defined(

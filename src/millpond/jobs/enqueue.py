@@ -17,7 +17,7 @@ from millpond.api import Api
 from millpond.errors import NotFound
 from millpond.jobs import held
 from millpond.jobs.names import BACKOFF_CAP
-from millpond.jobs.queues import JobSettings, ensure_queue, settings_of, whole
+from millpond.jobs.queues import JobSettings, ensure_queue, refuse_own, settings_of, whole
 from millpond.jobs.spec import IfDead, JobSpec, checked, encode
 from millpond.model import PRODUCE_BATCH_MAX, Duration, NewItem, OnConflict, Produced
 
@@ -79,6 +79,7 @@ async def enqueue_many(
     settings: JobSettings | None = None,
 ) -> list[Produced]:
     """In order. Up to 1,000 jobs that wait for no other are enqueued all or none; those that do, one by one after."""
+    refuse_own(queue)
     for job in jobs:
         checked(job.spec)
     if settings is None:

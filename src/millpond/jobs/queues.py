@@ -54,6 +54,12 @@ def _written(note: _Note) -> str:
     return msgspec.json.encode(note).decode()
 
 
+def refuse_own(queue: str) -> None:
+    """Queues of our own hold no jobs: who worked on them as such would break schedules and links."""
+    if str(queue).startswith(SYSTEM_PREFIX):
+        raise InvalidRequest(f"queue {queue!r:.60} is one of millpond's own, which holds no jobs; name another")
+
+
 # ---- made when needed -------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from millpond.durations import checked_seconds
 from millpond.errors import Conflict, InvalidRequest, KeyConflict, NotFound
 from millpond.jobs.firing import fire as fire  # for workers
 from millpond.jobs.names import FOR_EVER, HELD, JOBS_QUEUE, SCHEDULES_QUEUE
-from millpond.jobs.queues import ensure_queue
+from millpond.jobs.queues import ensure_queue, refuse_own
 from millpond.jobs.schedule import Missed, Schedule, Scheduled, next_due, read, read_fired
 from millpond.jobs.spec import JobSpec, checked
 from millpond.jobs.ticks import zone
@@ -73,10 +73,15 @@ async def add(
 def check(schedule: Schedule) -> None:
     """InvalidRequest, if it could never be fired."""
     name = schedule.name
+    for field in ("name", "cron", "timezone"):
+        given: object = getattr(schedule, field)
+        if not (isinstance(given, str) or (field == "cron" and given is None)):
+            raise InvalidRequest(f"{field} of a schedule is a {type(given).__name__}; give a text")
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"{name!r:.60} is no name for a schedule; use up to 100 letters, digits and '._-'")
     if (schedule.cron is None) == (schedule.every is None):
         raise InvalidRequest("a schedule has a cron line or an interval; give one of them")
+    refuse_own(schedule.queue)
     zone(schedule.timezone)
     if schedule.missed not in ("skip", "latest", "all"):
         raise InvalidRequest(f"missed is {schedule.missed!r:.60}; use 'skip', 'latest' or 'all'")

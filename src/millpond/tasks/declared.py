@@ -20,6 +20,7 @@ from millpond.jobs import schedules
 from millpond.jobs.schedule import Missed, Schedule
 from millpond.jobs.spec import JobSpec, decode, encode
 from millpond.model import Duration
+from millpond.tasks.policy import Policy
 
 if TYPE_CHECKING:
     from millpond.tasks.task import Task
@@ -60,7 +61,9 @@ def declared(
     missed: Missed,
 ) -> Declared:
     """Checked at once, where it is declared."""
-    policy = task.policy
+    policy = getattr(task, "policy", None)
+    if not isinstance(policy, Policy):
+        raise InvalidRequest(f"schedule {name!r:.60} is to enqueue a {type(task).__name__}; register it with @app.task")
     if policy.encoding:
         raise InvalidRequest(f"task {task.name} has another encoding than JSON, but a schedule is JSON; leave it out")
     task.arguments.check(args, kwargs, policy.encoding)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from millpond.errors import InvalidRequest
+from millpond.jobs.queues import refuse_own
 from millpond.model import QUEUE_NAME_MAX, QUEUE_NAME_PATTERN
 
 _QUEUE: Final = re.compile(QUEUE_NAME_PATTERN)
@@ -43,4 +44,5 @@ def check_queue(queue: Any) -> str:
         raise InvalidRequest(
             f"{queue!r:.60} is not a queue name; use letters, digits, '.', '_' and '-', in parts joined by '/'"
         )
+    refuse_own(queue)
     return queue

@@ -12,7 +12,7 @@ from millpond.durations import checked_seconds
 from millpond.errors import InvalidRequest
 from millpond.jobs.names import JOBS_QUEUE
 from millpond.jobs.spec import IfDead, JobSpec, checked
-from millpond.model import ATTEMPTS_LIMIT, Duration, OnConflict
+from millpond.model import ATTEMPTS_LIMIT, PRIORITY_LIMIT, Duration, OnConflict
 from millpond.tasks.functions import check_queue
 
 Encoding = Literal["json", "msgpack"]
@@ -71,7 +71,7 @@ def policy(
         backoff_cap=cap,
         backoff_jitter=jitter,
         timeout=None if timeout is None else checked_seconds(timeout, "timeout"),
-        priority=priority,
+        priority=_priority(priority),
         encoding=WIRE[encoding],
     )
     checked(made.spec((), {}))
@@ -83,6 +83,12 @@ def attempts(given: Any) -> int | None:
         return None
     if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= ATTEMPTS_LIMIT:
         raise InvalidRequest(f"max_attempts is {given!r:.60}; use 1 to {ATTEMPTS_LIMIT}, the first included")
+    return given
+
+
+def _priority(given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not -PRIORITY_LIMIT <= given <= PRIORITY_LIMIT:
+        raise InvalidRequest(f"priority is {given!r:.60}; use {-PRIORITY_LIMIT} to {PRIORITY_LIMIT}, a lower one first")
     return given
 
 

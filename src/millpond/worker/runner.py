@@ -26,6 +26,7 @@ from millpond.clock import Clock
 from millpond.durations import checked_seconds
 from millpond.errors import InvalidRequest
 from millpond.jobs.names import JOBS_QUEUE
+from millpond.jobs.queues import refuse_own
 from millpond.model import Duration
 from millpond.worker.boss import Reason
 from millpond.worker.crew import Crew
@@ -94,6 +95,8 @@ class Worker:
         self.replaces = replaces
         self.pool = pool
         self.queues = dict(queues or {JOBS_QUEUE: 1})
+        for name in self.queues:
+            refuse_own(name)
         self.slots = slots
         self.clock = clock or Clock()
         self.hooks = hooks or Hooks()
