@@ -53,10 +53,13 @@ async def main():
             asyncio.get_running_loop().add_reader(0, lambda: executor.finish(next(iter(executor.running))))
         return await worker.run()
 
+program = recycle.Program()
+os.chdir("/")
+os.environ.pop("PYTHONPATH")
 over = asyncio.run(main())
 print("over", over.reason, over.forced, flush=True)
 if over.recycle:
-    recycle.restart()
+    program.restart(over.incarnation)
 """
 
 

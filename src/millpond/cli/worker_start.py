@@ -30,18 +30,19 @@ log = logging.getLogger("millpond.worker")
 
 def start(asked: Arguments) -> int:
     from millpond.log import configure
-    from millpond.worker.recycle import restart
+    from millpond.worker.recycle import Program
     from millpond.worker.signals import Signals
 
+    program = Program()
     config = load_or_exit(asked).config
     configure(config.log.format, config.log.level)
     app = _app(asked)
     _follow(asked, app)
     signals = Signals()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        ended = runner.run(_run(asked, app, signals))
+        ended = runner.run(_run(asked, app, signals, program.replaces))
     if ended.recycle and not signals.count:
-        restart(ended.incarnation)
+        program.restart(ended.incarnation)
     if ended.left:  # threads that nothing ends but the end of the process
         say(f"millpond: {ended.left} jobs could not be ended; they run again when their leases are over")
         sys.stdout.flush()
@@ -96,10 +97,9 @@ def _in_a_line(error: BaseException) -> str:
     return f"{words} ({frames[-1].filename}:{frames[-1].lineno})" if frames else words
 
 
-async def _run(asked: Arguments, app: App | None, signals: Signals) -> Ended:
+async def _run(asked: Arguments, app: App | None, signals: Signals, replaces: str) -> Ended:
     from millpond.model import to_datetime
     from millpond.tasks.declared import declare
-    from millpond.worker.recycle import replaced
     from millpond.worker.runner import Worker
 
     queues = _queues(asked, app)
@@ -116,7 +116,7 @@ async def _run(asked: Arguments, app: App | None, signals: Signals) -> Ended:
             pool=asked.pool if app is not None else "",
             hooks=None if app is None else app.hooks(),
             recycles=True,
-            replaces=replaced(),
+            replaces=replaces,
         )
         if worker.replaces:
             signals.take(worker)  # it may have to wait

@@ -59,7 +59,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def recycle(self) -> bool:
-        """It reached a limit of its own: another is to take its place (`recycle.restart`)."""
+        """It reached a limit of its own: another is to take its place (`recycle.Program`)."""
         return self.reason in LIMITS and not self.forced
 
 
