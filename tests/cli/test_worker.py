@@ -236,6 +236,19 @@ def test_a_worker_works_where_its_app_says_unless_it_is_told_another_place(cli: 
             assert cli.ok("job", "result", "a", "--wait", "20s", "--data", place) == "42\n"
 
 
+def test_a_worker_works_where_it_is_told_also_if_its_app_goes_to_another_directory(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (config := cli.data.parent / "config.toml").write_text("[log]\nlevel = 'info'\n")
+    job = placed(cli.data.parent, f"data={str(tmp_path / 'own')!r}")
+    with (cli.data.parent / "placed.py").open("a") as file:
+        file.write(f"\nimport os; os.chdir({str(tmp_path / 'elsewhere')!r})\n")
+    with worker(cli, "--app", "placed:app", "--data", cli.data.name, "--config", config.name, "--logs", "l") as started:
+        started.runs()
+        cli.ok("enqueue", job)
+        assert cli.ok("job", "result", "a", "--wait", "20s") == "42\n"
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_a_worker_on_the_server_of_its_app_has_the_token_of_the_app(cli: Cli, tmp_path: Path) -> None:
     data = tmp_path / "served"
     secret = token(data, "operator", "*", "--commands")
@@ -252,6 +265,8 @@ def test_a_worker_on_the_server_of_its_app_has_the_token_of_the_app(cli: Cli, tm
         (["--app", "nowhere:app"], 3, "there is no module nowhere"),
         (["--app", "not a place"], 2, "MODULE:APP"),
         (["--app", "broken:app"], 2, "millpond: broken:app cannot be loaded: ZeroDivisionError: division by zero ("),
+        (["--app", "unreadable:app"], 2, "SyntaxError: '(' was never closed ("),
+        (["--app", "unreadable:app"], 2, "unreadable.py:2)"),
         (["--count", "0"], 2, "from 1 to"),
         (["--count", "-3"], 2, "from 1 to"),
         (["--queue", "mail=none"], 2, "QUEUE=WEIGHT"),
@@ -265,6 +280,7 @@ def test_a_worker_on_the_server_of_its_app_has_the_token_of_the_app(cli: Cli, tm
 def test_a_worker_that_cannot_start_says_why(cli: Cli, arguments: list[str], code: int, words: str) -> None:
     (cli.data.parent / "file").touch()
     (cli.data.parent / "broken.py").write_text("1 / 0\n")
+    (cli.data.parent / "unreadable.py").write_text("1\nprint(\n")
     ran = cli("worker", "start", *arguments)
     assert (ran.code, ran.out) == (code, ""), ran
     assert "Traceback" not in ran.err

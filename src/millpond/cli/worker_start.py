@@ -36,6 +36,7 @@ def start(asked: Arguments) -> int:
     program = Program()
     config = load_or_exit(asked).config
     configure(config.log.format, config.log.level)
+    _make_absolute(asked)
     app = _app(asked)
     _follow(asked, app)
     signals = Signals()
@@ -74,6 +75,13 @@ def _app(asked: Arguments) -> App | None:
         raise InvalidRequest(f"{asked.app} cannot be loaded: {why}; --log-level debug tells more") from None
 
 
+def _make_absolute(asked: Arguments) -> None:
+    """The app may go to another directory when it is loaded."""
+    for name in ("data", "config", "logs"):
+        given = getattr(asked, name)
+        setattr(asked, name, given and os.path.abspath(os.path.expanduser(given)))
+
+
 def _follow(asked: Arguments, app: App | None) -> None:
     """Without --data and --server to where the app enqueues, if it names a place."""
     if app is None or app.place is None or asked.data is not None or asked.server is not None:
@@ -93,6 +101,8 @@ def _in_a_line(error: BaseException) -> str:
     import traceback
 
     words = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{words} ({error.filename}:{error.lineno})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     return f"{words} ({frames[-1].filename}:{frames[-1].lineno})" if frames else words
 
