@@ -169,6 +169,16 @@ def test_a_wrong_timeout_is_told_before_anything_runs(testing: Testing) -> None:
     assert handle.result(timeout="10s") == 2
 
 
+@pytest.mark.parametrize("duration", [-1, "soon", 10**12])
+def test_time_passes_forwards_and_not_for_ever(testing: Testing, duration: Any) -> None:
+    now = testing.now
+    with pytest.raises(InvalidRequest, match="duration is"):
+        testing.advance(duration)
+    with pytest.raises(InvalidRequest, match="duration is"):
+        asyncio.run(testing.advance_async(duration))
+    assert testing.now == now
+
+
 def test_a_cancelled_job_has_no_result_and_one_that_is_gone_is_told(testing: Testing) -> None:
     cancelled, done = add.options(delay=1).enqueue(1), add.enqueue(2)
     cancelled.cancel()

@@ -23,7 +23,7 @@ from millpond.clock import ManualClock
 from millpond.durations import checked_seconds
 from millpond.errors import InvalidRequest
 from millpond.jobs.view import Job, job_of
-from millpond.model import Duration, to_datetime
+from millpond.model import DURATION_MAX_MS, Duration, to_datetime
 from millpond.tasks.calling import Found, perform, perform_async
 from millpond.tasks.context import Context, current_or_none
 from millpond.tasks.declared import declare
@@ -112,7 +112,7 @@ class Testing:
 
     def advance(self, duration: Duration) -> int:
         """Lets time pass: each job runs at its own instant on the way."""
-        target = self.clock.now() + round(checked_seconds(duration, "duration") * 1000)
+        target = self._after(duration)
         count = self.run()
         while (due := self.portal.call(self._work.next_due)) is not None and due <= target:
             self._move(due)
@@ -140,7 +140,7 @@ class Testing:
         return count
 
     async def advance_async(self, duration: Duration) -> int:
-        target = self.clock.now() + round(checked_seconds(duration, "duration") * 1000)
+        target = self._after(duration)
         count = await self.run_async()
         while (due := await self.portal.call_async(self._work.next_due)) is not None and due <= target:
             self._move(due)
@@ -168,6 +168,12 @@ class Testing:
     def _context(self, job: Running) -> Context:
         notes = ItemNotes(job.item, job.queue, self.portal)
         return Context(job.item, job.queue, None if job.spec is None else job.spec.task, notes)
+
+    def _after(self, duration: Duration) -> int:
+        ms = round(checked_seconds(duration, "duration") * 1000)
+        if ms > DURATION_MAX_MS:
+            raise InvalidRequest(f"duration is {duration!r:.60}; use up to {DURATION_MAX_MS // 86_400_000} days")
+        return self.clock.now() + ms
 
     def _move(self, instant: int) -> None:
         self.clock.advance(max(0, instant - self.clock.now()))
