@@ -461,6 +461,30 @@ def test_the_last_progress_of_an_attempt_that_fails_is_kept(world: World) -> Non
     run(go)
 
 
+def test_a_plain_task_that_runs_an_event_loop_of_its_own_is_interrupted_in_a_callback_too() -> None:
+    app = millpond.App(data=":memory:")
+
+    def callback() -> None:
+        while True:
+            time.sleep(0.001)
+
+    async def wait_for_ever() -> None:
+        asyncio.get_running_loop().call_soon(callback)
+        await asyncio.Event().wait()
+
+    @app.task(max_attempts=1, timeout=0.2)
+    def plain() -> None:
+        asyncio.run(wait_for_ever())
+
+    async def go() -> None:
+        async with working(app, slots=1):
+            handle = await plain.enqueue_async()
+            with pytest.raises(TaskFailed, match=r"timed out after 0\.2s"):
+                await handle.result(timeout=10)
+
+    run(go)
+
+
 class Unseen(Exception):
     def __getattribute__(self, name: str) -> Any:
         raise ValueError(name)

@@ -37,8 +37,11 @@ class GiveUp(Exception):
         super().__init__(why)
 
 
-class Interrupted(BaseException):
-    """The task's time is over, or nobody wants it done any more. Not an Exception: tasks catch those to go on."""
+class Interrupted(KeyboardInterrupt):
+    """The task's time is over, or nobody wants it done any more. Not an Exception: tasks catch those to go on.
+
+    A KeyboardInterrupt, since an event loop that a plain task runs lets those out, and swallows all others.
+    """
 
 
 class WrongArguments(InvalidRequest, TypeError):
