@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 import millpond
 from millpond.errors import InvalidRequest
 from millpond.tasks import TaskCancelled, TaskFailed
 from millpond.tasks.child import DEADLINE, _wait_for_end
 from millpond.tasks.connection import Where
-from millpond.tasks.frames import Answer
+from millpond.tasks.frames import Answer, Hello
 from millpond.tasks.pools import executors
 from millpond.tasks.portal import Portal
 from millpond.tasks.process import Process
@@ -247,6 +248,16 @@ def test_what_a_process_has_told_before_it_died_is_heard(tmp_path: Path, monkeyp
             assert await unbegun.result() == 4
 
     run(go)
+
+
+def test_an_answer_that_comes_when_the_process_has_gone_is_dropped(tmp_path: Path) -> None:
+    async def go() -> None:
+        process = Process(Hello(PLACE, Where(data=str(tmp_path)), []), lambda *_: None, lambda *_: None)
+        await process.start()
+        await process.close()
+        process._send(Answer())
+
+    uvloop.run(go())  # whose transports raise
 
 
 @pytest.mark.parametrize("slots", [1, 2])

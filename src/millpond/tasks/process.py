@@ -344,7 +344,8 @@ class Process(asyncio.Protocol):
         self._send(answer)
 
     def _send(self, frame: Hello | Job | Answer) -> None:
-        if self._transport is not None:
+        """An answer may come when it has gone."""
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(packed(frame))
 
 
