@@ -383,7 +383,15 @@ class LeasedItems(Batch[LeasedItem]):
     def __init__(self, runs: list[LeasedRun]) -> None:
         self.runs = runs
         self._kind = LeasedItem
-        super().__init__(sum([len(run.payloads) for run in runs]), self._items)
+        self._count = sum([len(run.payloads) for run in runs])
+        self._made: list[LeasedItem] | None = None
+
+    @property
+    def made(self) -> list[LeasedItem]:
+        """Made here: a function of its own that it kept to make them would keep it until the collector comes."""
+        if self._made is None:
+            self._made = [item for run in self.runs for item in run.items(self._kind)]
+        return self._made
 
     def held(self, kind: type[LeasedItem], holding: Any) -> None:
         """They are of a kind that finds in its grant who holds it: before any of them is looked at."""
@@ -391,9 +399,6 @@ class LeasedItems(Batch[LeasedItem]):
         self._kind = kind
         for run in self.runs:
             run.grant.holding = holding
-
-    def _items(self) -> list[LeasedItem]:
-        return [item for run in self.runs for item in run.items(self._kind)]
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -27,6 +26,7 @@ from millpond.api import Begin, Begun, Reply
 from millpond.errors import InternalError, MillpondError
 from millpond.http.app import PREFIX, App
 from millpond.http.exchange import ONCE, preferred_codec, printable, refusal_headers
+from millpond.http.metrics import CallMeter
 from millpond.http.parked import is_zero
 from millpond.http.protocol import ConnectionLimits, GuardedProtocol
 from millpond.http.refusals import TooSlow
@@ -42,10 +42,8 @@ HEAD_BYTES_KEPT = 2_048  # of one of them; a longer one is nobody's usual
 LOOK_AGAIN_S = 0.1  # a token that was good so long ago is looked at again
 _AHEAD_BYTES_MAX = 1 << 20  # read of a request before its turn: the rest waits in the socket
 _CODECS_MAX = 100  # pairs of Content-Type and Accept remembered: clients send one or two
-_REPLY = (
-    b"%bcontent-type: %b\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
-    b"content-length: %d\r\n%b\r\n%b"
-)
+_REPLY_HEAD = b"%bcontent-type: %b\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\ncontent-length: "
+_REPLY = b"%b%d\r\n%b\r\n%b"  # the head, the body's length, other headers, the body
 
 
 class _NoEvent:
@@ -58,8 +56,12 @@ class _NoEvent:
 _NO_EVENT = _NoEvent()
 
 
-class Head(msgspec.Struct, frozen=True, gc=False):
-    """What the head of a request says. `length` is that of the body, -1 where the head does not tell."""
+class Head(msgspec.Struct, gc=False, kw_only=True):
+    """What the head of a request says. `length` is that of the body, -1 where the head does not tell.
+
+    A client sends the same few heads again and again, so one has what follows from it at hand: how its call begins
+    and ends, what a good reply begins with, and who sent it at this instant of the loop, with a queue they may use.
+    """
 
     call: str
     headers: list[tuple[bytes, bytes]]
@@ -69,11 +71,19 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     reply_codec: Codec
     authorization: bytes | None
     correlation_id: str | None
+    start: Start
+    finish: Finish
+    reply_head: bytes
+    meter: CallMeter
+    seen_at: float = -1.0
+    identity: Any = None
+    allowed: str | None = None
 
 
 class LeanCycle(msgspec.Struct, eq=False):
     """A request of a hot call and its reply, in the place of uvicorn's RequestResponseCycle."""
 
+    protocol: LeanProtocol
     head: Head
     identity: Any
     began: float
@@ -88,10 +98,23 @@ class LeanCycle(msgspec.Struct, eq=False):
     parked: bool = False
     leases: Sequence[str] = ()  # that it ends, if all goes well
 
-    def leave(self, application: App) -> None:
+    def leave(self) -> None:
         if self.parked:
             self.parked = False
-            application.parked.leave(self)
+            self.protocol.application.parked.leave(self)
+
+    def done(self, reply: Reply) -> None:
+        """The engine has answered. Nothing may be raised into its loop."""
+        protocol = self.protocol
+        if self.parked:
+            self.leave()
+            if reply.value and protocol.loop.time() - self.began > LOOK_AGAIN_S:
+                protocol.loop.call_soon(protocol.hand_over, self, reply)
+                return
+        if self.begun is None:  # it answered at once, while we are still in its call
+            protocol.loop.call_soon(protocol.write_reply, self, reply)
+        else:
+            protocol.write_reply(self, reply)
 
     def cancel(self) -> None:
         """As a task's, for a drain: the reply is empty and comes at once, what was leased goes back."""
@@ -137,14 +160,16 @@ class LeanProtocol(GuardedProtocol):
 
     def data_received(self, data: bytes) -> None:
         """A whole request whose head was seen before is not parsed again."""
-        if self._between and (self.cycle is None or self.cycle.response_complete):
+        cycle = self.cycle
+        if self._between and (cycle is None or cycle.response_complete):
             end = data.find(b"\r\n\r\n") + 4
             head = self.heads.get(data[:end])
             if head is not None and head.length == len(data) - end:
-                self.active_at = self.begun_at = self.loop.time()
-                cycle = self._admitted(head)
-                if cycle is not None:
-                    cycle.body, cycle.complete = data[end:], True
+                self.active_at = self.begun_at = now = self.loop.time()
+                if head.seen_at == now or self._know(head):
+                    cycle = LeanCycle(
+                        self, head, head.identity, now, head.keep_alive, head.correlation_id, data[end:], True
+                    )
                     self.cycle = self.answering = cycle
                     self._begin(cycle)
                     return
@@ -165,8 +190,7 @@ class LeanProtocol(GuardedProtocol):
         self.end_head()
         seen, self._head_bytes_seen = self._head_bytes_seen, None
         head = self._read_head()
-        cycle = None if head is None else self._admitted(head)
-        if head is None or cycle is None:
+        if head is None or not self._know(head):
             self._make_scope()
             super().on_headers_complete()
             return
@@ -174,6 +198,7 @@ class LeanProtocol(GuardedProtocol):
             if len(self.heads) >= HEADS_KEPT:
                 self.heads.clear()
             self.heads[seen] = head
+        cycle = LeanCycle(self, head, head.identity, self.begun_at, head.keep_alive, head.correlation_id)
         before, self.cycle, self._reading = self.cycle, cycle, cycle
         if before is None or before.response_complete:
             self.answering = cycle
@@ -197,18 +222,31 @@ class LeanProtocol(GuardedProtocol):
             codec, reply_codec = self._codecs(found[b"content-type"], found.get(b"accept"))
         except Exception:  # whatever is wrong with it, the application says so
             return None
-        correlation_id = printable(found.get(b"x-correlation-id"))
-        authorization = found.get(b"authorization")
-        keep_alive = self.parser.should_keep_alive()
-        return Head(call, self.headers, keep_alive, length, codec, reply_codec, authorization, correlation_id)
+        return Head(
+            call=call,
+            headers=self.headers,
+            keep_alive=self.parser.should_keep_alive(),
+            length=length,
+            codec=codec,
+            reply_codec=reply_codec,
+            authorization=found.get(b"authorization"),
+            correlation_id=printable(found.get(b"x-correlation-id")),
+            start=STARTS[call],
+            finish=FINISHES[call],
+            reply_head=_reply_head(200, reply_codec),
+            meter=self.application.meter.calls[call],
+        )
 
-    def _admitted(self, head: Head) -> LeanCycle | None:
-        """None for a stranger, whom the application refuses. Who asks is known before the body is read."""
+    def _know(self, head: Head) -> bool:
+        """False for a stranger, whom the application refuses. Who asks is known before the body is read."""
         try:
             identity = self.application.gate.authenticate(head.authorization)
         except Exception:
-            return None
-        return LeanCycle(head, identity, self.begun_at, head.keep_alive, head.correlation_id)
+            return False
+        if identity is not head.identity:
+            head.identity, head.allowed = identity, None
+        head.seen_at = self.begun_at
+        return True
 
     def _make_scope(self) -> None:
         headers, expect, url = self.headers, self.expect_100_continue, self.url
@@ -312,11 +350,11 @@ class LeanProtocol(GuardedProtocol):
 
     def _begin(self, cycle: LeanCycle) -> None:
         try:
-            begun = STARTS[cycle.head.call](self, cycle, partial(self._done, cycle))
+            begun = cycle.head.start(self, cycle)
         except Exception:  # wrong, not allowed, too many: the application says so
             begun = None
         if begun is None:
-            cycle.leave(self.application)
+            cycle.leave()
             self._take_long_way(cycle)
         else:
             cycle.begun = begun
@@ -333,18 +371,7 @@ class LeanProtocol(GuardedProtocol):
                 self.codecs[content_type, accept] = known
         return known
 
-    def _done(self, cycle: LeanCycle, reply: Reply) -> None:
-        """The engine has answered. Nothing may be raised into its loop."""
-        waited = cycle.parked and self.loop.time() - cycle.began > LOOK_AGAIN_S
-        cycle.leave(self.application)
-        if waited and reply.value:
-            self.loop.call_soon(self._hand_over, cycle, reply)
-        elif cycle.begun is None:  # it answered at once, while we are still in its call
-            self.loop.call_soon(self._write_reply, cycle, reply)
-        else:
-            self._write_reply(cycle, reply)
-
-    def _hand_over(self, cycle: LeanCycle, reply: Reply) -> None:
+    def hand_over(self, cycle: LeanCycle, reply: Reply) -> None:
         """Items, to one who waited for them: their token may have been revoked meanwhile."""
         try:
             self.application.gate.authenticate(cycle.head.authorization)
@@ -353,9 +380,9 @@ class LeanProtocol(GuardedProtocol):
                 cycle.cancel()
                 self._write_error(cycle, error)
         else:
-            self._write_reply(cycle, reply)
+            self.write_reply(cycle, reply)
 
-    def _write_reply(self, cycle: LeanCycle, reply: Reply) -> None:
+    def write_reply(self, cycle: LeanCycle, reply: Reply) -> None:
         if cycle.disconnected:
             self.application.meter.count(cycle.head.call, 0, self.loop.time() - cycle.began)
             return
@@ -363,8 +390,8 @@ class LeanProtocol(GuardedProtocol):
             if reply.error is not None:
                 self._write_error(cycle, reply.error)
                 return
-            value = FINISHES[cycle.head.call](self, cycle, reply.value)
-            self._write(cycle, 200, cycle.head.reply_codec.encode(value))
+            head = cycle.head
+            self._write(cycle, 200, head.reply_codec.encode(head.finish(self, cycle, reply.value)))
         except Exception as bug:
             log.error("%s failed", cycle.head.call, exc_info=bug, extra={"correlation_id": cycle.correlation_id})
             self._write_error(cycle, InternalError("millpond has a bug; its log has more"))
@@ -375,19 +402,26 @@ class LeanProtocol(GuardedProtocol):
         self._write(cycle, error.status, cycle.head.reply_codec.encode_error(error), headers)
 
     def _write(self, cycle: LeanCycle, status: int, body: bytes, headers: bytes = b"") -> None:
+        head = cycle.head
         if cycle.correlation_id is not None:
             headers += b"x-correlation-id: %b\r\n" % cycle.correlation_id.encode()
         if not cycle.keep_alive:
             headers += b"connection: close\r\n"
-        media_type = cycle.head.reply_codec.media_type_bytes
-        self.transport.write(_REPLY % (STATUS_LINE[status], media_type, len(body), headers, body))
-        self.application.meter.count_bytes(
-            cycle.head.call, status, self.loop.time() - cycle.began, len(cycle.body), len(body)
-        )
+        reply_head = head.reply_head if status == 200 else _reply_head(status, head.reply_codec)
+        self.transport.write(_REPLY % (reply_head, len(body), headers, body))
+        meter = self.application.meter
+        meter.bytes_received += len(cycle.body)
+        meter.bytes_sent += len(body)
+        head.meter.count(status, self.loop.time() - cycle.began)
         cycle.response_complete = True
+        cycle.begun = None  # else the two hold each other until the collector comes
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
+
+
+def _reply_head(status: int, codec: Codec) -> bytes:
+    return _REPLY_HEAD % (STATUS_LINE[status], codec.media_type_bytes)
 
 
 def _is_ambiguous(headers: list[tuple[bytes, bytes]]) -> bool:
@@ -397,56 +431,68 @@ def _is_ambiguous(headers: list[tuple[bytes, bytes]]) -> bool:
 
 # ---- the calls: how each begins, and what becomes of its reply --------------------------------------------
 
-Done = Callable[[Reply], None]
+Start = Callable[["LeanProtocol", "LeanCycle"], Begun | None]
+Finish = Callable[["LeanProtocol", "LeanCycle", Any], Any]
 
 
-def _begin_produce(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
-    request = cycle.head.codec.decode_produce(cycle.body)
-    protocol.application.gate.authorize(cycle.identity, cycle.head.call, request.queue, payloads.kinds_of(request))
-    items = payloads.new_items(request, cycle.head.codec, cycle.correlation_id)
-    return protocol.engine.begin_produce(request.queue, items, request.on_conflict, request.request_id, done)
+def _check_queue(protocol: LeanProtocol, cycle: LeanCycle, queue: str, kinds: Collection[str] = ()) -> None:
+    """Whether whoever asks may use the queue so. The usual answer, for one that makes no jobs, is at hand."""
+    head = cycle.head
+    if queue == head.allowed and not kinds and cycle.identity is head.identity:
+        return
+    protocol.application.gate.authorize(cycle.identity, head.call, queue, kinds)
+    if not kinds and cycle.identity is head.identity:
+        head.allowed = queue
 
 
-def _begin_lease(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
+def _begin_produce(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
+    codec = cycle.head.codec
+    request = codec.decode_produce(cycle.body)
+    _check_queue(protocol, cycle, request.queue, payloads.kinds_of(request))
+    items = payloads.new_items(request, codec, cycle.correlation_id)
+    return protocol.engine.begin_produce(request.queue, items, request.on_conflict, request.request_id, cycle.done)
+
+
+def _begin_lease(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
     request = cycle.head.codec.decode(cycle.body, requests.Lease)
-    protocol.application.gate.authorize(cycle.identity, cycle.head.call, request.queue)
+    _check_queue(protocol, cycle, request.queue)
     parked = protocol.application.parked
     parked.check_open()
     if not is_zero(request.wait):
         parked.enter(cycle)
         cycle.parked = True
     return protocol.engine.begin_lease(
-        request.queue, request.batch, request.wait, request.lease_timeout, request.client_id, done
+        request.queue, request.batch, request.wait, request.lease_timeout, request.client_id, cycle.done
     )
 
 
-def _begin_complete(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
+def _begin_complete(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
     request = cycle.head.codec.decode(cycle.body, requests.Complete)
     if request.queue is None or request.result is not None:
         raise _LongWay
-    protocol.application.gate.authorize(cycle.identity, cycle.head.call, request.queue)
+    _check_queue(protocol, cycle, request.queue)
     cycle.leases = request.leases
-    return protocol.engine.begin_complete(request.queue, request.leases, done)
+    return protocol.engine.begin_complete(request.queue, request.leases, cycle.done)
 
 
-def _begin_retry(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
+def _begin_retry(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
     request = cycle.head.codec.decode(cycle.body, requests.Retry)
     if request.queue is None:
         raise _LongWay
-    protocol.application.gate.authorize(cycle.identity, cycle.head.call, request.queue)
+    _check_queue(protocol, cycle, request.queue)
     cycle.leases = [item.lease for item in request.items]
     items = [model.Retry(**msgspec.structs.asdict(item)) for item in request.items]
-    return protocol.engine.begin_retry(request.queue, items, done)
+    return protocol.engine.begin_retry(request.queue, items, cycle.done)
 
 
-def _begin_extend(protocol: LeanProtocol, cycle: LeanCycle, done: Done) -> Begun | None:
+def _begin_extend(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
     request = cycle.head.codec.decode(cycle.body, requests.Extend)
     if request.queue is None:
         raise _LongWay
-    protocol.application.gate.authorize(cycle.identity, cycle.head.call, request.queue)
+    _check_queue(protocol, cycle, request.queue)
     if is_zero(request.lease_timeout):
         cycle.leases = request.leases
-    return protocol.engine.begin_extend(request.queue, request.leases, request.lease_timeout, done)
+    return protocol.engine.begin_extend(request.queue, request.leases, request.lease_timeout, cycle.done)
 
 
 def _produced(protocol: LeanProtocol, cycle: LeanCycle, produced: Sequence[Produced]) -> ProduceReply:
@@ -475,14 +521,14 @@ def _mirror(cycle: LeanCycle, replies: list[Any]) -> None:
         cycle.correlation_id = replies[0].correlation_id
 
 
-STARTS: dict[str, Callable[[LeanProtocol, LeanCycle, Done], Begun | None]] = {
+STARTS: dict[str, Start] = {
     "queue.produce": _begin_produce,
     "queue.lease": _begin_lease,
     "queue.complete": _begin_complete,
     "queue.retry": _begin_retry,
     "queue.extend": _begin_extend,
 }
-FINISHES: dict[str, Callable[[LeanProtocol, LeanCycle, Any], Any]] = {
+FINISHES: dict[str, Finish] = {
     "queue.produce": _produced,
     "queue.lease": _leased,
     "queue.complete": _settled,

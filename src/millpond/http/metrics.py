@@ -40,6 +40,12 @@ class CallMeter:
         self.statuses = [0] * len(STATUSES)
         self.seconds = Histogram(REQUEST_SECONDS)
 
+    def count(self, status: int, seconds: float) -> None:
+        self.statuses[status // 100] += 1
+        histogram = self.seconds
+        histogram.counts[bisect_left(REQUEST_SECONDS, seconds)] += 1
+        histogram.total += seconds
+
 
 class HttpMeter:
     """Counts for the calls and pages named here; all else is one more. The other numbers are the server's to keep."""
@@ -57,11 +63,7 @@ class HttpMeter:
 
     def count(self, call: str, status: int, seconds: float) -> None:
         """Once for each request; a `status` of 0 is a client that left before its reply."""
-        meter = self.calls.get(call, self._other)
-        meter.statuses[status // 100] += 1
-        histogram = meter.seconds
-        histogram.counts[bisect_left(REQUEST_SECONDS, seconds)] += 1
-        histogram.total += seconds
+        self.calls.get(call, self._other).count(status, seconds)
 
     def count_bytes(self, call: str, status: int, seconds: float, received: int, sent: int) -> None:
         """The same, with the sizes of the bodies."""
