@@ -231,6 +231,8 @@ class Grant(Protocol):
         """Id, lease token and correlation id of each of these neighbours."""
         ...
 
+    def names_of(self, number: int) -> tuple[str, str, str]: ...
+
     def fields(self, number: int, payload: bytes) -> LeasedFields: ...
 
 
@@ -383,8 +385,10 @@ class LeasedItems(Batch[LeasedItem]):
     def __init__(self, runs: list[LeasedRun]) -> None:
         self.runs = runs
         self._kind = LeasedItem
-        self._count = sum([len(run.payloads) for run in runs])
         self._made: list[LeasedItem] | None = None
+
+    def __len__(self) -> int:
+        return sum([len(run.payloads) for run in self.runs])
 
     @property
     def made(self) -> list[LeasedItem]:

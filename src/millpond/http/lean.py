@@ -108,7 +108,7 @@ class LeanCycle(msgspec.Struct, eq=False):
         protocol = self.protocol
         if self.parked:
             self.leave()
-            if reply.value and protocol.loop.time() - self.began > LOOK_AGAIN_S:
+            if protocol.loop.time() - self.began > LOOK_AGAIN_S and reply.value:
                 protocol.loop.call_soon(protocol.hand_over, self, reply)
                 return
         if self.begun is None:  # it answered at once, while we are still in its call

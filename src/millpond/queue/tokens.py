@@ -31,9 +31,12 @@ _FORM = re.compile(rf"[a-z0-9]{{1,32}}\.[0-9a-f]{{{2 * _SEALED.size}}}(\.[\x20-\
 class Mint:
     """Makes the names of one partition's items."""
 
-    __slots__ = ("_partition", "_salt", "_seed", "_token_prefix", "id_prefix")
+    __slots__ = ("_grant", "_partition", "_salt", "_seed", "_stamp", "_token_prefix", "id_prefix")
 
     def __init__(self, incarnation: str, partition: int) -> None:
+        # What the last names were made with: the next mostly are too. Other threads name their items with it as well.
+        self._stamp = (-1, "")
+        self._grant = (-1, -1, "", 0)
         self._partition = partition
         self.id_prefix = f"{incarnation}-{partition}-"
         self._token_prefix = f"{incarnation}."
@@ -46,8 +49,12 @@ class Mint:
 
     def correlation_prefix(self, created: int) -> str:
         """All of a derived correlation id (a UUIDv7) but the last 12 digits, which are the item's number."""
-        stamp = f"{created:012x}"
-        return f"{stamp[:8]}-{stamp[8:]}-{self._salt}"
+        last, prefix = self._stamp
+        if created != last:
+            stamp = f"{created:012x}"
+            prefix = f"{stamp[:8]}-{stamp[8:]}-{self._salt}"
+            self._stamp = (created, prefix)
+        return prefix
 
     def correlation_id(self, number: int, created: int) -> str:
         return f"{self.correlation_prefix(created)}{number:012x}"
@@ -61,14 +68,32 @@ class Mint:
 
     def names(self, first: int, count: int, grant: int, created: int) -> Iterator[tuple[str, str, str]]:
         """Id, lease token and correlation id of neighbours, at a third of the price."""
-        head = _HEAD.pack(self._partition, grant, created)
-        check = crc32(head, self._seed)
-        token = f"{self._token_prefix}{head.hex()}"
+        token, check = self._granted(grant, created)
         ids, correlation = self.id_prefix, self.correlation_prefix(created)
         for number in range(first, first + count):
             digits = f"{number:012x}"
             sealed = crc32(number.to_bytes(6, "big"), check)
             yield f"{ids}{number}", f"{token}{digits}{sealed:08x}", f"{correlation}{digits}"
+
+    def names_of(self, number: int, grant: int, created: int) -> tuple[str, str, str]:
+        """The same of one."""
+        token, check = self._granted(grant, created)
+        digits = f"{number:012x}"
+        sealed = crc32(number.to_bytes(6, "big"), check)
+        return (
+            f"{self.id_prefix}{number}",
+            f"{token}{digits}{sealed:08x}",
+            f"{self.correlation_prefix(created)}{digits}",
+        )
+
+    def _granted(self, grant: int, created: int) -> tuple[str, int]:
+        """What the tokens of a grant begin with, and the checksum so far."""
+        last_grant, last_created, token, check = self._grant
+        if grant != last_grant or created != last_created:
+            head = _HEAD.pack(self._partition, grant, created)
+            token, check = f"{self._token_prefix}{head.hex()}", crc32(head, self._seed)
+            self._grant = (grant, created, token, check)
+        return token, check
 
 
 class ChunkGrant(msgspec.Struct, gc=False):
@@ -100,6 +125,9 @@ class ChunkGrant(msgspec.Struct, gc=False):
 
     def names(self, first: int, count: int) -> Iterator[tuple[str, str, str]]:
         return self.mint.names(first, count, self.turn, self.created)
+
+    def names_of(self, number: int) -> tuple[str, str, str]:
+        return self.mint.names_of(number, self.turn, self.created)
 
     def fields(self, number: int, payload: bytes) -> LeasedFields:
         mint = self.mint

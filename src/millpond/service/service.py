@@ -509,7 +509,9 @@ class Service:
 
 def produce_request(items: Items, on_conflict: OnConflict, request_id: str | None, clock: Clock) -> Produce:
     records, size, named = validate.new_items(items, clock.now)
-    conflict: Any = validate.one_of(on_conflict, "on_conflict", ("ignore", "reject", "replace"))
+    conflict: Any = on_conflict
+    if on_conflict != "ignore":
+        conflict = validate.one_of(on_conflict, "on_conflict", ("ignore", "reject", "replace"))
     checked = validate.request_id(request_id)
     name = None if checked is None else request_digest(checked)
     return Produce(records, size, conflict, name, named)
@@ -529,7 +531,13 @@ def _redriven_detail(done: Redriven) -> dict[str, Any]:
 
 
 def lease_request(batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str) -> Lease:
-    return Lease(
+    return Lease(*lease_terms(batch, wait, lease_timeout, client_id))
+
+
+def lease_terms(
+    batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str
+) -> tuple[int, int, int | None, str]:
+    return (
         validate.lease_batch(batch),
         validate.wait_ms(wait),
         validate.lease_timeout_ms(lease_timeout, low=1),

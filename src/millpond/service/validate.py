@@ -173,7 +173,7 @@ def new_items(
     items: Items, clock: Callable[[], int], limit: int = PRODUCE_BATCH_MAX, *, repeats: bool = False
 ) -> tuple[list[bytes | Record], int, bool]:
     """Records, their bytes together, and whether any has an id or key of its own. `repeats`: an id may come twice."""
-    if isinstance(items, bytes | str) or not isinstance(items, Sequence):
+    if type(items) is not list and (isinstance(items, bytes | str) or not isinstance(items, Sequence)):
         raise InvalidRequest(f"items is a list of items, not {_type(items)}; put a single one into a list")
     batch(len(items), "items", limit)
     if set(map(type, items)) == {bytes}:
@@ -311,10 +311,11 @@ def lease_timeout_ms(value: Any, *, low: int) -> int | None:
 def leases(value: Any) -> Sequence[LeaseLike]:
     if type(value) is LeasedItems and value:
         return value
-    if isinstance(value, str | bytes | LeasedItem) or not isinstance(value, Sequence):
+    if type(value) is not list and (isinstance(value, str | bytes | LeasedItem) or not isinstance(value, Sequence)):
         raise InvalidRequest(f"leases is a list of items or tokens, not {_type(value)}; put a single one into a list")
     batch(len(value), "leases", TOKEN_BATCH_MAX)
-    if not all(issubclass(kind, str | LeasedItem) for kind in set(map(type, value))):
+    kinds = set(map(type, value))
+    if kinds != {str} and not all(issubclass(kind, str | LeasedItem) for kind in kinds):
         index, lease = next((place, one) for place, one in enumerate(value) if not isinstance(one, str | LeasedItem))
         raise InvalidRequest(f"leases[{index}] is {_type(lease)}; give the leased item or its `lease`")
     return value

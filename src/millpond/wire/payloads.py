@@ -39,6 +39,7 @@ from millpond.wire.requests import (
 from millpond.wire.staged import StagedRows
 
 Producing = Produce | ProducePlain | Stage | StagePlain
+_PLAIN = (ProducePlain, StagePlain)
 _NEW_FIELDS = [name for name in NewItem.__struct_fields__ if name != "payload"]
 
 # ---- from the wire ----------------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ _NEW_FIELDS = [name for name in NewItem.__struct_fields__ if name != "payload"]
 
 def new_items(request: Producing, codec: Codec, correlation_id: str | None = None) -> list[Payload]:
     """What the engine's produce takes; items that have no correlation id get the one given."""
-    if isinstance(request, ProducePlain | StagePlain):
+    if isinstance(request, _PLAIN):
         payloads = [_plain(item, place) for place, item in enumerate(request.items)]
         if correlation_id is None:
             return payloads  # type: ignore[return-value]
@@ -56,10 +57,10 @@ def new_items(request: Producing, codec: Codec, correlation_id: str | None = Non
 
 def kinds_of(request: Producing | StagedRows) -> frozenset[str]:
     """The kinds that a produce names: some need a permission of their own."""
+    if isinstance(request, _PLAIN):
+        return frozenset()
     if isinstance(request, StagedRows):
         return request.kinds
-    if isinstance(request, ProducePlain | StagePlain):
-        return frozenset()
     return frozenset(item.kind for item in request.items if item.kind)
 
 
@@ -154,6 +155,10 @@ def _run_items(run: LeasedRun, binary: bool) -> list[LeaseItem]:
     """Straight from what the items share: no noun of the model is made on the way."""
     grant, payloads = run.grant, run.payloads
     fencing_token, deadline, created_at = grant.fencing_token, grant.lease_deadline, grant.created_at
+    if len(payloads) == 1 and not run.known:
+        text, data = _shown(payloads[0], binary)
+        names = grant.names_of(run.first)
+        return [LeaseItem(*names, 1, 1, fencing_token, deadline, created_at, text, data)]
     shown = [(None, payload) for payload in payloads] if binary else [_shown(payload, False) for payload in payloads]
     made = [
         LeaseItem(item_id, lease, correlation_id, 1, 1, fencing_token, deadline, created_at, text, data)
