@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from operator import ge
+
+import msgspec
 
 from millpond.errors import InvalidRequest, LeaseLost, MillpondError, VersionConflict
 from millpond.history.format import RUN_BITS, RUN_MAX, Event, continues, numbers_of, run_of, run_span, runs_of
@@ -32,21 +34,19 @@ from millpond.queue.state import QueueState
 from millpond.queue.tokens import Mint, Token, is_token, lease_incarnation
 
 _COUNT_MASK = RUN_MAX - 1
+_FIRST = (0,)
 _LOST = ErrorInfo(LeaseLost.code, "the lease has ended: it ran out, or the item was handed on; do not act on the item")
 
 
-class TokenPart(Part):
+class TokenPart(Part, msgspec.Struct, eq=False):
     """Those tokens of a request that belong to one lane, and where in the request they stand."""
 
-    __slots__ = ("_indexes", "_lookups", "_queue", "_request", "_results", "_tokens")
-
-    def __init__(self, queue: QueueState, request: Tokens, indexes: Sequence[int], tokens: list[Token]) -> None:
-        self._queue = queue
-        self._request = request
-        self._indexes = indexes
-        self._tokens = tokens
-        self._results: Sequence[Result] = []
-        self._lookups: list[tuple[int, Lookup]] = []
+    _queue: QueueState
+    _request: Tokens
+    _indexes: Sequence[int]
+    _tokens: list[Token]
+    _results: Sequence[Result] = ()
+    _lookups: list[tuple[int, Lookup]] = []
 
     def apply(self, lane: Lane, now: int) -> None:
         self._lookups = []
@@ -93,7 +93,13 @@ class TokenPart(Part):
 
     def _complete(self, lane: Lane, request: Complete, now: int) -> Sequence[Result]:
         """Gather what is held, to be sealed into one event with the completes of others."""
-        get, at = lane.partition.leased.get, max(request.at, lane.mark)
+        get, at = lane.partition.leased.get, request.at if request.at > lane.mark else lane.mark
+        if len(self._tokens) == 1 and request.result is None:  # the usual case, without the lists
+            _, number, grant, _, _ = token = self._tokens[0]
+            lease = get(number)
+            if lease is not None and lease.grant == grant and at < lease.deadline:
+                lane.draft.completed.append((lease, [number << RUN_BITS]))
+                return [Result(True, correlation_of(lane, token))]
         done: list[tuple[Lease, list[int]]] = []
         current, numbers = None, list[int]()
         lost: dict[int, Result] = {}
@@ -204,14 +210,10 @@ class TokenPart(Part):
         return [Result(True, correlation_id)]
 
 
-class ItemsPart(TokenPart):
+class ItemsPart(TokenPart, eq=False):
     """Items that were leased together and are completed together: judged by the grant, not one by one."""
 
-    __slots__ = ("_groups",)
-
-    def __init__(self, queue: QueueState, request: Complete, groups: list[tuple[Grant, list[int]]]) -> None:
-        super().__init__(queue, request, range(len(request.leases)), [])
-        self._groups = groups
+    _groups: list[tuple[Grant, list[int]]] = []
 
     def _complete(self, lane: Lane, request: Complete, now: int) -> Sequence[Result]:
         held = self._leases_held(lane)
@@ -268,15 +270,18 @@ def _by_grant(items: Sequence[LeasedItem]) -> list[tuple[Grant, list[int]]]:
 
 def assign_tokens(queue: QueueState, request: Tokens) -> None:
     """Hand each lane its tokens; what is no token is answered here."""
+    leases = request.leases
+    if type(leases) is list and len(leases) == 1 and type(leases[0]) is str:  # the usual case
+        token = queue.reader.read(leases[0])
+        if token is not None and (lane := queue.lanes.get(token[0])) is not None:
+            lane.waiting.append(TokenPart(queue, request, _FIRST, [token]))
+            return
     if isinstance(request, Complete) and (groups := _groups(queue, request.leases)) is not None:
         lane = queue.lanes.get(groups[0][0].partition)
         if lane is not None:
-            lane.waiting.append(ItemsPart(queue, request, groups))
+            lane.waiting.append(ItemsPart(queue, request, range(len(request.leases)), [], _groups=groups))
             return
     tokens = queue.reader.read_all(request.leases)
-    if len(tokens) == 1 and tokens[0] is not None and tokens[0][0] in queue.lanes:
-        queue.lanes[tokens[0][0]].waiting.append(TokenPart(queue, request, (0,), [tokens[0]]))
-        return
     by_lane: dict[int, tuple[list[int], list[Token]]] = {}
     for index, token in enumerate(tokens):
         if token is None or token[0] not in queue.lanes:
@@ -301,7 +306,7 @@ def foreign(lease: LeaseLike, incarnation: str = "") -> ErrorInfo:
 
 
 def answer_when_filled(request: Tokens) -> None:
-    if request.missing or request.answered:
+    if request.filled < len(request.leases) or request.answered:
         return
     if not isinstance(request, WriteState):
         request.answer(request.results)
@@ -344,7 +349,8 @@ def _pairs(done: list[tuple[Lease, list[int]]]) -> dict[str, list[int]]:
     """Run, grant, run, grant, … of each client, neighbours as one run; what was given twice counts once."""
     if len(done) > 1 or len(done[0][1]) > 1:
         ordered = sorted([run for _, runs in done for run in runs])  # a run is ordered by its first number
-        if any((one >> RUN_BITS) + (one & _COUNT_MASK) >= other >> RUN_BITS for one, other in pairwise(ordered)):
+        lasts = [(run >> RUN_BITS) + (run & _COUNT_MASK) for run in ordered]
+        if any(map(ge, lasts, [run >> RUN_BITS for run in ordered[1:]])):
             done = _distinct(done)
     clients: dict[str, list[int]] = {}
     for lease, runs in done:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from itertools import groupby
+
+import msgspec
 
 from millpond.errors import MillpondError
 from millpond.history.format import RUN_BITS, RUN_MAX, Event, Record, decode_state, numbers_of, run_of, runs_of
@@ -22,24 +22,21 @@ _COUNT_MASK = RUN_MAX - 1
 _NONE: set[int] = set()
 
 
-class LeasePart(Part):
+class LeasePart(Part, msgspec.Struct, eq=False):
     """One lane's items for a lease, as runs in order."""
 
-    __slots__ = ("_deadline", "_queue", "_request", "items", "lane", "runs")
-
-    def __init__(self, queue: QueueState, request: Lease, lane: Lane, deadline: int) -> None:
-        self._queue = queue
-        self._request = request
-        self._deadline = deadline
-        self.lane = lane
-        self.runs: list[int] = []
-        self.items: list[LeasedRun] = []
+    queue: QueueState
+    request: Lease
+    lane: Lane
+    until: int  # of the lease
+    runs: list[int]
+    items: list[LeasedRun] = []
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
-        if self._request.gone:
-            lane.waiting.append(ReleasePart(self._queue, self.runs, lane.partition.turn))
+        if self.request.gone:
+            lane.waiting.append(ReleasePart(self.queue, self.runs, lane.partition.turn))
         else:
-            self.items = leased_runs(lane, job, self.runs, self._deadline)
+            self.items = leased_runs(lane, job, self.runs, self.until)
         self._settle()
 
     def again(self, lane: Lane) -> None:
@@ -47,31 +44,31 @@ class LeasePart(Part):
 
     def fail(self, error: MillpondError) -> None:
         """Its items went back when the partition was loaded again, or will when the lease runs out."""
-        self._request.error = error
+        self.request.error = error
         self._settle()
 
     def leaves(self) -> bool:
         """A batch that other lanes share in does not wait for this one."""
-        if len(self._request.items) < 2:
+        if len(self.request.items) < 2:
             return False
         self._settle()
         return True
 
     def finish_late(self, lane: Lane) -> None:
-        lane.waiting.append(ReleasePart(self._queue, self.runs, lane.partition.turn))
+        lane.waiting.append(ReleasePart(self.queue, self.runs, lane.partition.turn))
 
     def deadline(self) -> int:
-        return self._request.deadline
+        return self.request.deadline
 
     def _settle(self) -> None:
-        request = self._request
+        request = self.request
         request.parts -= 1
         if request.parts or request.answered:
             return
-        runs = [run for part in request.items for run in part.items]
-        request.items = []
+        parts, request.items = request.items, []
+        runs = parts[0].items if len(parts) == 1 else [run for part in parts for run in part.items]
         if request.gone:
-            give_back(self._queue, runs)
+            give_back(self.queue, runs)
             request.error = None
             request.answer([])
         elif runs:
@@ -81,7 +78,7 @@ class LeasePart(Part):
             error, request.error = request.error, None
             request.fail(error)
         else:
-            self._queue.waiters.park_again(request)
+            self.queue.waiters.park_again(request)
 
 
 class ReleasePart(Part):
@@ -147,18 +144,30 @@ def assign_leases(queue: QueueState, now: int) -> None:
     leases = queue.waiters.first(total)
     shares = share(total, [lease.batch for lease in leases])
     queue.waiters.remove_first(len(leases))
-    dealt = zip(leases, shares, strict=True)
-    for (client, timeout), group in groupby(dealt, key=lambda deal: (deal[0].client, deal[0].lease_timeout)):
-        alike = list(group)
-        count = sum(share for _, share in alike)
-        deadline = now + (timeout if timeout is not None else queue.settings.lease_timeout_ms)
-        _share_out(queue, alike, _take(lanes, count, client, deadline), deadline)
+    start = 0
+    while start < len(leases):
+        end = _end_of_alike(leases, start)
+        first, count = leases[start], sum(shares[start:end])
+        timeout = queue.settings.lease_timeout_ms if first.lease_timeout is None else first.lease_timeout
+        taken = _take(lanes, count, first.client, now + timeout)
+        _share_out(queue, leases[start:end], shares[start:end], taken, now + timeout)
         queue.rates.count("leased", count, now)
+        start = end
 
 
-def _take(lanes: list[Lane], count: int, client: str, deadline: int) -> deque[tuple[Lane, int]]:
+def _end_of_alike(leases: list[Lease], start: int) -> int:
+    """Where those end that want the same kind of lease."""
+    client, timeout = leases[start].client, leases[start].lease_timeout
+    for place in range(start + 1, len(leases)):
+        lease = leases[place]
+        if lease.client != client or lease.lease_timeout != timeout:
+            return place
+    return len(leases)
+
+
+def _take(lanes: list[Lane], count: int, client: str, deadline: int) -> list[tuple[Lane, int]]:
     """Lease the next `count` items; lanes with none left are struck off."""
-    taken: deque[tuple[Lane, int]] = deque()
+    taken: list[tuple[Lane, int]] = []
     while count:
         lane = lanes[0] if len(lanes) == 1 else min(lanes, key=lease_rank)
         runs = lane.partition.ready.peek(count)
@@ -174,23 +183,26 @@ def _take(lanes: list[Lane], count: int, client: str, deadline: int) -> deque[tu
 
 
 def _share_out(
-    queue: QueueState, leases: list[tuple[Lease, int]], taken: deque[tuple[Lane, int]], deadline: int
+    queue: QueueState, leases: list[Lease], shares: list[int], taken: list[tuple[Lane, int]], deadline: int
 ) -> None:
     """Cut what was taken into the waiters' shares, a part for each lane that a share touches."""
-    for lease, count in leases:
+    rest = iter(taken)
+    lane, first, left = taken[0][0], 0, 0
+    for lease, count in zip(leases, shares, strict=True):
         part: LeasePart | None = None
         while count:
-            lane, run = taken.popleft()
-            first, items = run >> RUN_BITS, (run & _COUNT_MASK) + 1
-            if items > count:
-                taken.appendleft((lane, run_of(first + count, items - count)))
-                run, items = run_of(first, count), count
+            if not left:
+                lane, run = next(rest)
+                first, left = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            items = left if left < count else count
             if part is None or part.lane is not lane:
-                part = LeasePart(queue, lease, lane, deadline)
+                part = LeasePart(queue, lease, lane, deadline, [])
                 lease.items.append(part)
                 lease.parts += 1
                 lane.draft.parts.append(part)
-            part.runs.append(run)
+            part.runs.append(first << RUN_BITS | (items - 1))
+            first += items
+            left -= items
             count -= items
 
 
@@ -212,7 +224,7 @@ def leased_runs(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> lis
     """What the consumer gets: of plain items the payloads, the rest follows from the grant; of others all there is."""
     partition = lane.partition
     leased: list[LeasedRun] = []
-    marks = [column for column in (partition.tries, partition.documents) if column]
+    marks = [column for column in (partition.tries, partition.documents) if column.alone or column.pages]
     for run in runs:
         first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
         marked = {number for column in marks for number in column.within(first, count)} if marks else _NONE

@@ -61,7 +61,7 @@ class LogicalQueue:
     # ---- what its owner calls -----------------------------------------------------------------------------
 
     def submit(self, request: Request, now: int) -> None:
-        request.arrive(max(now, self._now))
+        request.arrive(now if now > self._now else self._now)
         if self.closing:
             request.fail(Closed("the queue is being closed; connect again and retry"))
         else:
@@ -155,9 +155,9 @@ class LogicalQueue:
         if any(not isinstance(request, Arrive | Forget) for request in inbox):
             self.state.pace.asked(now)
         for request in inbox:
-            if isinstance(request, Produce):
+            if type(request) is Produce:
                 self.state.produces.append(request)
-            elif isinstance(request, Lease):
+            elif type(request) is Lease:
                 if request.gone:
                     request.answer([])
                 else:

@@ -21,63 +21,65 @@ DISK_FULL = "the disk is full, so nothing can be produced; complete items or mak
 _encode_reply = msgspec.msgpack.Encoder().encode
 
 
-class ProducePart(Part):
-    __slots__ = ("_queue", "_replies", "_request")
-
-    def __init__(self, queue: QueueState, request: Produce, replies: Sequence[Produced]) -> None:
-        self._queue = queue
-        self._request = request
-        self._replies = replies
+class ProducePart(Part, msgspec.Struct, eq=False):
+    queue: QueueState
+    request: Produce
+    replies: Sequence[Produced]
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
-        self._request.answer(self._replies)
+        self.request.answer(self.replies)
 
     def again(self, lane: Lane) -> None:
-        self._queue.produces.append(self._request)
+        self.queue.produces.append(self.request)
 
     def fail(self, error: MillpondError) -> None:
-        self._request.fail(error)
+        self.request.fail(error)
 
     def deadline(self) -> int:
-        return self._request.deadline
+        return self.request.deadline
 
 
 def assign_produces(queue: QueueState, now: int) -> None:
     """Give each waiting produce to a lane, or leave it waiting."""
     waiting, queue.produces = queue.produces, []
+    produced = 0
     for request in waiting:
         if request.answered:
             continue
         try:
             placed = _assign_produce(queue, request, now)
         except Held:
-            placed = False
+            placed = None
         except MillpondError as error:
             request.fail(error)
             continue
-        if not placed:
+        if placed is None:
             queue.produces.append(request)
+        else:
+            produced += placed
+    if produced:
+        queue.rates.count("produced", produced, now)
 
 
-def _assign_produce(queue: QueueState, request: Produce, now: int) -> bool:
+def _assign_produce(queue: QueueState, request: Produce, now: int) -> int | None:
+    """How many items it brings in; None if it has to wait."""
     if request.request is not None and (known := known_request(queue, request.request, now)) is not None:
         request.answer(known)
-        return True
+        return 0
     duplicates: dict[int, Produced | int] = {}
     replaced: list[tuple[Lane, int]] = []
     if request.named:
         duplicates, replaced = conflicts(queue, request, now)
     lane = replaced[0][0] if replaced else choose_writable(queue)
-    if lane is None or not lane.free:
-        return False
+    if lane is None or (replaced and not lane.free):
+        return None
     if lane.full:
         raise DiskFull(DISK_FULL)
     if lane.draft.size and lane.draft.size + request.size > TURN_BYTES_MAX:
-        return False
+        return None
     for _, number in replaced:
         lane.partition.change(Event.REPLACED, str(lane.partition.states([number])[number]), number)
-    _place(queue, lane, request, duplicates, now)
-    return True
+    return _place(queue, lane, request, duplicates)
 
 
 def choose_writable(queue: QueueState) -> Lane | None:
@@ -98,7 +100,7 @@ def produce_rank(lane: Lane) -> tuple[int, int]:
     return lane.failures, lane.partition.live_count() + len(lane.draft.records)
 
 
-def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int, Produced | int], now: int) -> None:
+def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int, Produced | int]) -> int:
     records = request.records
     if duplicates:
         records = [record for index, record in enumerate(records) if index not in duplicates]
@@ -115,14 +117,14 @@ def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int
         reply = None if plain else _encode_reply([(r.id, r.correlation_id, r.duplicate) for r in replies])
         lane.draft.requests.append((request.request, first, len(records), reply))
         lane.draft.names.add(request.request)
-    queue.rates.count("produced", len(records), now)
     lane.draft.parts.append(ProducePart(queue, request, replies))
+    return len(records)
 
 
 def _replies(lane: Lane, records: Sequence[bytes | Record], first: int) -> Sequence[Produced]:
     mint, created = lane.partition.mint, lane.partition.at
     if len(records) == 1 and type(records[0]) is bytes:
-        return plain_replies(mint, created, first, 1)
+        return [Produced(mint.id(first), mint.correlation_id(first, created))]
     if set(map(type, records)) <= {bytes}:
         return Batch(len(records), partial(plain_replies, mint, created, first, len(records)))
     replies: list[Produced] = []

@@ -80,8 +80,9 @@ class Lease(Request, eq=False):
     items: list[Any] = []
 
     def arrive(self, now: int, timeout: int = REQUEST_TIMEOUT_MS) -> None:
-        super().arrive(now, timeout + self.wait)
-        self.until = now + self.wait
+        self.at = now
+        self.until = until = now + self.wait
+        self.deadline = until + timeout
 
 
 class Tokens(Request, kw_only=True, eq=False):

@@ -25,20 +25,18 @@ W = TypeVar("W", bound=Waiter)
 class Waiters(Generic[W]):
     """Those who are parked, in the order of their arrival. One that was answered or has gone is passed over."""
 
-    __slots__ = ("_order", "_parked", "_timers")
+    __slots__ = ("_fresh", "_order", "_parked", "_timers")
 
     def __init__(self) -> None:
         self._parked: dict[int, W] = {}
+        self._fresh: list[W] = []  # those without a timer: most have what they wait for before one is looked at
         self._timers: list[tuple[int, int]] = []
         self._order = count()
 
     def park(self, waiter: W) -> None:
-        waiter.order = next(self._order)
-        self._parked[waiter.order] = waiter
-        heappush(self._timers, (waiter.until, waiter.order))
-        if len(self._timers) > 2 * len(self._parked) + STALE_SLACK:
-            self._timers = [timer for timer in self._timers if timer[1] in self._parked]
-            heapify(self._timers)
+        waiter.order = order = next(self._order)
+        self._parked[order] = waiter
+        self._fresh.append(waiter)
 
     def park_again(self, waiter: W) -> None:
         """Back to its old place: its items were lost with a failed commit."""
@@ -57,8 +55,19 @@ class Waiters(Generic[W]):
         for order in list(islice(self._parked, number)):
             del self._parked[order]
 
+    def _set_timers(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        for waiter in fresh:
+            if waiter.order in self._parked:
+                heappush(self._timers, (waiter.until, waiter.order))
+        if len(self._timers) > 2 * len(self._parked) + STALE_SLACK:
+            self._timers = [timer for timer in self._timers if timer[1] in self._parked]
+            heapify(self._timers)
+
     def pop_due(self, now: int) -> list[W]:
         """Those whose wait is over."""
+        if self._fresh:
+            self._set_timers()
         due: list[W] = []
         while self._timers and self._timers[0][0] <= now:
             waiter = self._parked.pop(heappop(self._timers)[1], None)
@@ -69,10 +78,13 @@ class Waiters(Generic[W]):
     def pop_all(self) -> list[W]:
         waiters = list(self._parked.values())
         self._parked.clear()
+        self._fresh.clear()
         self._timers.clear()
         return waiters
 
     def next_at(self) -> int | None:
+        if self._fresh:
+            self._set_timers()
         while self._timers and self._timers[0][1] not in self._parked:
             heappop(self._timers)
         return self._timers[0][0] if self._timers else None
@@ -87,8 +99,10 @@ def share(items: int, batches: Sequence[int]) -> list[int]:
     >>> share(23, [20, 6, 1])
     [16, 6, 1]
     """
+    if sum(batches) <= items:
+        return list(batches)
     if len(batches) == 1:
-        return [min(items, batches[0])]
+        return [items]
     shares = [0] * len(batches)
     open_waiters = list(range(len(batches)))
     while items and open_waiters:
