@@ -204,6 +204,10 @@ class Grant(Protocol):
 
     holding: Any  # who leased them: what the items' own methods go through
 
+    def held_by(self, holding: Any) -> Grant:
+        """A copy: others may have got items of the same grant."""
+        ...
+
     @property
     def incarnation(self) -> str: ...
 
@@ -231,7 +235,9 @@ class Grant(Protocol):
         """Id, lease token and correlation id of each of these neighbours."""
         ...
 
-    def names_of(self, number: int) -> tuple[str, str, str]: ...
+    def told(self, number: int) -> tuple[str, str, str, int, int, int, datetime, datetime]:
+        """Of a plain item all but the payload, in the order of `LeasedFields`."""
+        ...
 
     def fields(self, number: int, payload: bytes) -> LeasedFields: ...
 
@@ -402,7 +408,7 @@ class LeasedItems(Batch[LeasedItem]):
         assert self._made is None, "the items were looked at already"
         self._kind = kind
         for run in self.runs:
-            run.grant.holding = holding
+            run.grant = run.grant.held_by(holding)
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -44,6 +44,7 @@ _AHEAD_BYTES_MAX = 1 << 20  # read of a request before its turn: the rest waits 
 _CODECS_MAX = 100  # pairs of Content-Type and Accept remembered: clients send one or two
 _REPLY_HEAD = b"%bcontent-type: %b\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\ncontent-length: "
 _REPLY = b"%b%d\r\n%b\r\n%b"  # the head, the body's length, other headers, the body
+_NAMED_REPLY = b"%b%d\r\nx-correlation-id: %b\r\n\r\n%b"
 
 
 class _NoEvent:
@@ -107,7 +108,8 @@ class LeanCycle(msgspec.Struct, eq=False):
         """The engine has answered. Nothing may be raised into its loop."""
         protocol = self.protocol
         if self.parked:
-            self.leave()
+            self.parked = False
+            protocol.application.parked.leave(self)
             if protocol.loop.time() - self.began > LOOK_AGAIN_S and reply.value:
                 protocol.loop.call_soon(protocol.hand_over, self, reply)
                 return
@@ -387,11 +389,11 @@ class LeanProtocol(GuardedProtocol):
             self.application.meter.count(cycle.head.call, 0, self.loop.time() - cycle.began)
             return
         try:
-            if reply.error is not None:
+            if reply.error is None:
+                head = cycle.head
+                self._write(cycle, 200, head.reply_codec.encode(head.finish(self, cycle, reply.value)))
+            else:
                 self._write_error(cycle, reply.error)
-                return
-            head = cycle.head
-            self._write(cycle, 200, head.reply_codec.encode(head.finish(self, cycle, reply.value)))
         except Exception as bug:
             log.error("%s failed", cycle.head.call, exc_info=bug, extra={"correlation_id": cycle.correlation_id})
             self._write_error(cycle, InternalError("millpond has a bug; its log has more"))
@@ -402,22 +404,24 @@ class LeanProtocol(GuardedProtocol):
         self._write(cycle, error.status, cycle.head.reply_codec.encode_error(error), headers)
 
     def _write(self, cycle: LeanCycle, status: int, body: bytes, headers: bytes = b"") -> None:
-        head = cycle.head
-        if cycle.correlation_id is not None:
-            headers += b"x-correlation-id: %b\r\n" % cycle.correlation_id.encode()
-        if not cycle.keep_alive:
-            headers += b"connection: close\r\n"
-        reply_head = head.reply_head if status == 200 else _reply_head(status, head.reply_codec)
-        self.transport.write(_REPLY % (reply_head, len(body), headers, body))
-        meter = self.application.meter
+        head, named = cycle.head, cycle.correlation_id
+        if named is not None and status == 200 and cycle.keep_alive and not headers:  # nearly always
+            self.transport.write(_NAMED_REPLY % (head.reply_head, len(body), named.encode(), body))
+        else:
+            if named is not None:
+                headers += b"x-correlation-id: %b\r\n" % named.encode()
+            if not cycle.keep_alive:
+                headers += b"connection: close\r\n"
+            self.transport.write(_REPLY % (_reply_head(status, head.reply_codec), len(body), headers, body))
+        meter, now = self.application.meter, self.loop.time()
         meter.bytes_received += len(cycle.body)
         meter.bytes_sent += len(body)
-        head.meter.count(status, self.loop.time() - cycle.began)
+        head.meter.count(status, now - cycle.began)
         cycle.response_complete = True
         cycle.begun = None  # else the two hold each other until the collector comes
         if not cycle.keep_alive:
             self.transport.close()
-        self.on_response_complete()
+        self.answered_at(now)
 
 
 def _reply_head(status: int, codec: Codec) -> bytes:
@@ -457,8 +461,9 @@ def _begin_lease(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
     request = cycle.head.codec.decode(cycle.body, requests.Lease)
     _check_queue(protocol, cycle, request.queue)
     parked = protocol.application.parked
-    parked.check_open()
-    if not is_zero(request.wait):
+    if is_zero(request.wait):
+        parked.check_open()
+    else:
         parked.enter(cycle)
         cycle.parked = True
     return protocol.engine.begin_lease(
@@ -496,29 +501,27 @@ def _begin_extend(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
 
 
 def _produced(protocol: LeanProtocol, cycle: LeanCycle, produced: Sequence[Produced]) -> ProduceReply:
-    made = list(produced)
-    _mirror(cycle, made)
+    made = produced if type(produced) is list else list(produced)
+    if len(made) == 1:
+        cycle.correlation_id = made[0].correlation_id
     return ProduceReply(made)
 
 
 def _leased(protocol: LeanProtocol, cycle: LeanCycle, items: Sequence[LeasedItem]) -> LeaseReply:
     reply = payloads.lease_reply(items, cycle.head.reply_codec)
-    _mirror(cycle, reply.items)
+    if len(reply.items) == 1:
+        cycle.correlation_id = reply.items[0].correlation_id
     return reply
 
 
 def _settled(protocol: LeanProtocol, cycle: LeanCycle, results: Sequence[Result]) -> Results:
     """Streams that hold these leases have room for more."""
-    made = list(results)
+    made = results if type(results) is list else list(results)
     if cycle.leases:
         protocol.application.streams.settle(cycle.leases, made)
-    _mirror(cycle, made)
+    if len(made) == 1:
+        cycle.correlation_id = made[0].correlation_id
     return Results(made)
-
-
-def _mirror(cycle: LeanCycle, replies: list[Any]) -> None:
-    if len(replies) == 1:
-        cycle.correlation_id = replies[0].correlation_id
 
 
 STARTS: dict[str, Start] = {

@@ -47,7 +47,9 @@ class Parked:
             raise Closed("the server is shutting down and leases nothing more; complete what you hold, and try another")
 
     def enter(self, waiting: Waiting) -> None:
-        self.check_room()
+        if self.draining or len(self._waiting) >= self.limit:
+            self.check_open()
+            self.check_room()
         self._waiting.add(waiting)
 
     def leave(self, waiting: Waiting) -> None:

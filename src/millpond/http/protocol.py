@@ -172,8 +172,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """As uvicorn's, without a timer."""
+        self.answered_at(self.loop.time())
+
+    def answered_at(self, now: float) -> None:
         self.server_state.total_requests += 1
-        self.active_at = self._idle_at = self.loop.time()
+        self.active_at = self._idle_at = now
         if not self.pipeline and not self.flow.write_paused and not self.flow.read_paused:
             return  # nothing waits: nearly always
         if self.transport.is_closing():

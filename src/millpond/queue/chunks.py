@@ -104,6 +104,12 @@ class Chunks:
         block = self._blocks[bisect_right(self._firsts, number) - 1]
         return block.first + block.offsets[bisect_right(block.offsets, number - block.first) - 1]
 
+    def place_of(self, number: int) -> tuple[int, int]:
+        """The chunk that an item lies in (by first), and when it was created."""
+        block = self._blocks[bisect_right(self._firsts, number) - 1]
+        index = bisect_right(block.offsets, number - block.first) - 1
+        return block.first + block.offsets[index], block.started + block.created[index]
+
     def created_of(self, number: int) -> int:
         block = self._blocks[bisect_right(self._firsts, number) - 1]
         return block.started + block.created[bisect_right(block.offsets, number - block.first) - 1]

@@ -51,7 +51,7 @@ class TokenPart(Part, msgspec.Struct, eq=False):
     def apply(self, lane: Lane, now: int) -> None:
         self._lookups = []
         request = self._request
-        if isinstance(request, Complete):
+        if type(request) is Complete:
             self._results = self._complete(lane, request, now)
             return
         seal_completes(self._queue, lane, now)
@@ -70,8 +70,12 @@ class TokenPart(Part, msgspec.Struct, eq=False):
                 if lookup.found:
                     results[place] = Result(True, correlation_of(lane, self._tokens[place]))
             self._results = results
-        self._request.fill(self._indexes, self._results)
-        answer_when_filled(self._request)
+        request = self._request
+        if len(request.leases) == 1 and type(request) is Complete and not request.answered:  # the usual case
+            request.answer(self._results)
+            return
+        request.fill(self._indexes, self._results)
+        answer_when_filled(request)
 
     def fail(self, error: MillpondError) -> None:
         self._request.fill(self._indexes, [Result(error=ErrorInfo(error.code, error.message))] * len(self._indexes))
@@ -98,7 +102,7 @@ class TokenPart(Part, msgspec.Struct, eq=False):
             _, number, grant, _, _ = token = self._tokens[0]
             lease = get(number)
             if lease is not None and lease.grant == grant and at < lease.deadline:
-                lane.draft.completed.append((lease, [number << RUN_BITS]))
+                _gather(lane.draft.completed, lease, number)
                 return [Result(True, correlation_of(lane, token))]
         done: list[tuple[Lease, list[int]]] = []
         current, numbers = None, list[int]()
@@ -319,6 +323,18 @@ def answer_when_filled(request: Tokens) -> None:
         request.fail(request.written)
     else:
         request.answer(request.written)
+
+
+def _gather(completed: list[tuple[Lease, list[int]]], lease: Lease, number: int) -> None:
+    """As a run of its own, or as one more of the last: who leased side by side mostly completes so."""
+    if completed:
+        last, runs = completed[-1]
+        run = runs[-1]
+        count = (run & _COUNT_MASK) + 1
+        if last is lease and (run >> RUN_BITS) + count == number and count < RUN_MAX:
+            runs[-1] = run + 1
+            return
+    completed.append((lease, [number << RUN_BITS]))
 
 
 def seal_completes(queue: QueueState, lane: Lane, now: int, result: bytes | None = None) -> None:

@@ -212,7 +212,7 @@ class RelieveJob(Job):
 class TurnJob(Job):
     """A turn: its reads, then its one commit. `issued` says whether something of it may have been written."""
 
-    __slots__ = ("documents", "draft", "issued", "journal", "records", "sizes", "turn")
+    __slots__ = ("documents", "draft", "grants", "issued", "journal", "records", "sizes", "turn")
 
     def __init__(self, lane: Lane, draft: Draft, turn: Turn | None) -> None:
         super().__init__(lane)
@@ -222,6 +222,7 @@ class TurnJob(Job):
         self.records = draft.pinned
         self.sizes: dict[int, int] = {}
         self.documents: dict[int, bytes] = {}
+        self.grants: dict[tuple[int, int], Any] = {}  # those of its leases, by the items' creation and the deadline
         self.journal: dict[tuple[int, int], list[JournalRow]] = {}
 
     def work(self) -> None:

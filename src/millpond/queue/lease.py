@@ -223,22 +223,38 @@ def _want(lane: Lane, first: int, count: int) -> None:
 def leased_runs(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> list[LeasedRun]:
     """What the consumer gets: of plain items the payloads, the rest follows from the grant; of others all there is."""
     partition = lane.partition
+    tries, documents = partition.tries, partition.documents
+    is_marked = tries.alone or tries.pages or documents.alone or documents.pages
+    if not is_marked and len(runs) == 1 and not runs[0] & _COUNT_MASK:  # a single item, mostly a plain one
+        first = runs[0] >> RUN_BITS
+        chunk, created = partition.chunks.place_of(first)
+        record = job.records[chunk][first - chunk]
+        if type(record) is bytes:
+            return [LeasedRun(_chunk_grant(lane, job, created, deadline), first, [record], {})]
     leased: list[LeasedRun] = []
-    marks = [column for column in (partition.tries, partition.documents) if column.alone or column.pages]
     for run in runs:
         first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
-        marked = {number for column in marks for number in column.within(first, count)} if marks else _NONE
+        marked = {*tries.within(first, count), *documents.within(first, count)} if is_marked else _NONE
         for chunk, low, high, created in partition.chunks.pieces(first, count):
             records = job.records[chunk][low - chunk : high - chunk]
-            grant = ChunkGrant(
-                partition.incarnation, lane.index, partition.turn, created, deadline, partition.fence, partition.mint
-            )
+            grant = _chunk_grant(lane, job, created, deadline)
             known: dict[int, LeasedFields] = {}
             if marked or set(map(type, records)) != {bytes}:
                 known = _known(lane, job, records, low, grant, marked)
                 records = [known[n].payload if n in known else record for n, record in enumerate(records, low)]
             leased.append(LeasedRun(grant, low, records, known))  # type: ignore[arg-type]
     return leased
+
+
+def _chunk_grant(lane: Lane, job: TurnJob, created: int, deadline: int) -> ChunkGrant:
+    """One for all of a turn that are alike: what they share is worked out once."""
+    grant: ChunkGrant | None = job.grants.get((created, deadline))
+    if grant is None:
+        partition = lane.partition
+        grant = job.grants[created, deadline] = ChunkGrant(
+            partition.incarnation, lane.index, partition.turn, created, deadline, partition.fence, partition.mint
+        )
+    return grant
 
 
 def _known(

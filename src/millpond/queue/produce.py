@@ -63,6 +63,9 @@ def assign_produces(queue: QueueState, now: int) -> None:
 
 def _assign_produce(queue: QueueState, request: Produce, now: int) -> int | None:
     """How many items it brings in; None if it has to wait."""
+    if request.request is None and not request.named:
+        lane = choose_writable(queue)
+        return None if lane is None else _place_unnamed(queue, lane, request)
     if request.request is not None and (known := known_request(queue, request.request, now)) is not None:
         request.answer(known)
         return 0
@@ -71,11 +74,11 @@ def _assign_produce(queue: QueueState, request: Produce, now: int) -> int | None
     if request.named:
         duplicates, replaced = conflicts(queue, request, now)
     lane = replaced[0][0] if replaced else choose_writable(queue)
-    if lane is None or (replaced and not lane.free):
+    if lane is None or not lane.free:
         return None
     if lane.full:
         raise DiskFull(DISK_FULL)
-    if lane.draft.size and lane.draft.size + request.size > TURN_BYTES_MAX:
+    if _is_too_much(lane, request):
         return None
     for _, number in replaced:
         lane.partition.change(Event.REPLACED, str(lane.partition.states([number])[number]), number)
@@ -98,6 +101,20 @@ def choose_writable(queue: QueueState) -> Lane | None:
 
 def produce_rank(lane: Lane) -> tuple[int, int]:
     return lane.failures, lane.partition.live_count() + len(lane.draft.records)
+
+
+def _is_too_much(lane: Lane, request: Produce) -> bool:
+    size = lane.draft.size
+    return size > 0 and size + request.size > TURN_BYTES_MAX
+
+
+def _place_unnamed(queue: QueueState, lane: Lane, request: Produce) -> int | None:
+    """Most have nothing to be known by: they cannot have been there before."""
+    if _is_too_much(lane, request):
+        return None
+    first = lane.add(request.records, request.size)
+    lane.draft.parts.append(ProducePart(queue, request, _replies(lane, request.records, first)))
+    return len(request.records)
 
 
 def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int, Produced | int]) -> int:

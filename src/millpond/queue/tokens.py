@@ -31,12 +31,13 @@ _FORM = re.compile(rf"[a-z0-9]{{1,32}}\.[0-9a-f]{{{2 * _SEALED.size}}}(\.[\x20-\
 class Mint:
     """Makes the names of one partition's items."""
 
-    __slots__ = ("_grant", "_partition", "_salt", "_seed", "_stamp", "_token_prefix", "id_prefix")
+    __slots__ = ("_partition", "_salt", "_seed", "_stamp", "_token_prefix", "id_prefix")
 
     def __init__(self, incarnation: str, partition: int) -> None:
-        # What the last names were made with: the next mostly are too. Other threads name their items with it as well.
-        self._stamp = (-1, "")
-        self._grant = (-1, -1, "", 0)
+        self._stamp = (
+            -1,
+            "",
+        )  # the last creation and its prefix: the next is mostly the same. Read by other threads too
         self._partition = partition
         self.id_prefix = f"{incarnation}-{partition}-"
         self._token_prefix = f"{incarnation}."
@@ -57,7 +58,8 @@ class Mint:
         return prefix
 
     def correlation_id(self, number: int, created: int) -> str:
-        return f"{self.correlation_prefix(created)}{number:012x}"
+        last, prefix = self._stamp
+        return f"{prefix if created == last else self.correlation_prefix(created)}{number:012x}"
 
     def token(self, number: int, grant: int, created: int, correlation_id: str | None) -> str:
         body = _BODY.pack(self._partition, grant, created, number >> 32, number & 0xFFFFFFFF)
@@ -68,36 +70,24 @@ class Mint:
 
     def names(self, first: int, count: int, grant: int, created: int) -> Iterator[tuple[str, str, str]]:
         """Id, lease token and correlation id of neighbours, at a third of the price."""
-        token, check = self._granted(grant, created)
+        token, check = self.granted(grant, created)
         ids, correlation = self.id_prefix, self.correlation_prefix(created)
         for number in range(first, first + count):
             digits = f"{number:012x}"
             sealed = crc32(number.to_bytes(6, "big"), check)
             yield f"{ids}{number}", f"{token}{digits}{sealed:08x}", f"{correlation}{digits}"
 
-    def names_of(self, number: int, grant: int, created: int) -> tuple[str, str, str]:
-        """The same of one."""
-        token, check = self._granted(grant, created)
-        digits = f"{number:012x}"
-        sealed = crc32(number.to_bytes(6, "big"), check)
-        return (
-            f"{self.id_prefix}{number}",
-            f"{token}{digits}{sealed:08x}",
-            f"{self.correlation_prefix(created)}{digits}",
-        )
+    def granted(self, grant: int, created: int) -> tuple[str, int]:
+        """What the tokens of one grant begin with, and the checksum so far."""
+        head = _HEAD.pack(self._partition, grant, created)
+        return f"{self._token_prefix}{head.hex()}", crc32(head, self._seed)
 
-    def _granted(self, grant: int, created: int) -> tuple[str, int]:
-        """What the tokens of a grant begin with, and the checksum so far."""
-        last_grant, last_created, token, check = self._grant
-        if grant != last_grant or created != last_created:
-            head = _HEAD.pack(self._partition, grant, created)
-            token, check = f"{self._token_prefix}{head.hex()}", crc32(head, self._seed)
-            self._grant = (grant, created, token, check)
-        return token, check
+
+Shared = tuple[str, str, int, str, int, datetime, datetime]  # see ChunkGrant._share
 
 
 class ChunkGrant(msgspec.Struct, gc=False):
-    """The items of one chunk leased in one turn for the first time."""
+    """The items of one chunk leased in one turn for the first time, by whomever."""
 
     incarnation: str
     partition: int
@@ -107,6 +97,10 @@ class ChunkGrant(msgspec.Struct, gc=False):
     fence: int
     mint: Mint
     holding: Any = None
+    _shared: Shared | None = None
+
+    def held_by(self, holding: Any) -> ChunkGrant:
+        return msgspec.structs.replace(self, holding=holding)
 
     @property
     def fencing_token(self) -> int:
@@ -126,8 +120,22 @@ class ChunkGrant(msgspec.Struct, gc=False):
     def names(self, first: int, count: int) -> Iterator[tuple[str, str, str]]:
         return self.mint.names(first, count, self.turn, self.created)
 
-    def names_of(self, number: int) -> tuple[str, str, str]:
-        return self.mint.names_of(number, self.turn, self.created)
+    def told(self, number: int) -> tuple[str, str, str, int, int, int, datetime, datetime]:
+        ids, token, check, correlation, fencing_token, deadline, created_at = self._shared or self._share()
+        tail = number.to_bytes(6, "big")
+        digits = tail.hex()
+        lease = f"{token}{digits}{crc32(tail, check):08x}"
+        return f"{ids}{number}", lease, f"{correlation}{digits}", 1, 1, fencing_token, deadline, created_at
+
+    def _share(self) -> Shared:
+        """What all of its items tell alike, from their ids' beginning to their creation."""
+        token, check = self.mint.granted(self.turn, self.created)
+        correlation = self.mint.correlation_prefix(self.created)
+        self._shared = shared = (
+            *(self.mint.id_prefix, token, check, correlation),
+            *(self.fencing_token, self.lease_deadline, self.created_at),
+        )
+        return shared
 
     def fields(self, number: int, payload: bytes) -> LeasedFields:
         mint = self.mint
@@ -151,13 +159,14 @@ def _seed(incarnation: str) -> int:
 class TokenReader:
     """Reads the tokens of one queue."""
 
-    __slots__ = ("_incarnation", "_length", "_prefix", "_seed")
+    __slots__ = ("_incarnation", "_length", "_prefix", "_seed", "_start")
 
     def __init__(self, incarnation: str) -> None:
         self._incarnation = incarnation
         self._prefix = f"{incarnation}."
         self._seed = _seed(incarnation)
-        self._length = len(self._prefix) + 2 * _SEALED.size
+        self._start = len(self._prefix)
+        self._length = self._start + 2 * _SEALED.size
 
     def read(self, token: str) -> Token | None:
         """None for what is not a token of this queue."""
@@ -165,7 +174,7 @@ class TokenReader:
             return None
         correlation_id = None
         try:
-            sealed = bytes.fromhex(token[len(self._prefix) : self._length])
+            sealed = bytes.fromhex(token[self._start : self._length])
             partition, grant, created, high, low, check = _SEALED.unpack(sealed)
             expected = crc32(sealed[: _BODY.size], self._seed)
             if len(token) > self._length:
@@ -198,7 +207,7 @@ class TokenReader:
 
     def _read_plain(self, tokens: Sequence[str]) -> list[Token | None]:
         """Tokens of plain items are unpacked in one go."""
-        start, length = len(self._prefix), self._length
+        start, length = self._start, self._length
         if set(map(len, tokens)) != {length} or {token[:start] for token in tokens} != {self._prefix}:
             return [self.read(token) for token in tokens]
         try:

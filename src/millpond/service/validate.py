@@ -175,6 +175,8 @@ def new_items(
     """Records, their bytes together, and whether any has an id or key of its own. `repeats`: an id may come twice."""
     if type(items) is not list and (isinstance(items, bytes | str) or not isinstance(items, Sequence)):
         raise InvalidRequest(f"items is a list of items, not {_type(items)}; put a single one into a list")
+    if len(items) == 1 and type(items[0]) is bytes and len(items[0]) <= PAYLOAD_BYTES_MAX:  # the usual case
+        return [items[0]], len(items[0]), False
     batch(len(items), "items", limit)
     if set(map(type, items)) == {bytes}:
         records: list[bytes | Record] = list(items)  # type: ignore[arg-type]

@@ -144,7 +144,7 @@ def verdicts(items: Sequence[VerdictItem]) -> list[Verdict]:
 
 
 def lease_reply(items: Iterable[LeasedItem], codec: Codec) -> LeaseReply:
-    if not isinstance(items, LeasedItems):
+    if type(items) is not LeasedItems:
         return LeaseReply([lease_item(item.fields, codec.binary) for item in items])
     if len(items.runs) == 1:
         return LeaseReply(_run_items(items.runs[0], codec.binary))
@@ -154,11 +154,9 @@ def lease_reply(items: Iterable[LeasedItem], codec: Codec) -> LeaseReply:
 def _run_items(run: LeasedRun, binary: bool) -> list[LeaseItem]:
     """Straight from what the items share: no noun of the model is made on the way."""
     grant, payloads = run.grant, run.payloads
-    fencing_token, deadline, created_at = grant.fencing_token, grant.lease_deadline, grant.created_at
     if len(payloads) == 1 and not run.known:
-        text, data = _shown(payloads[0], binary)
-        names = grant.names_of(run.first)
-        return [LeaseItem(*names, 1, 1, fencing_token, deadline, created_at, text, data)]
+        return [LeaseItem(*grant.told(run.first), *_shown(payloads[0], binary))]
+    fencing_token, deadline, created_at = grant.fencing_token, grant.lease_deadline, grant.created_at
     shown = [(None, payload) for payload in payloads] if binary else [_shown(payload, False) for payload in payloads]
     made = [
         LeaseItem(item_id, lease, correlation_id, 1, 1, fencing_token, deadline, created_at, text, data)
