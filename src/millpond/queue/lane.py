@@ -15,6 +15,8 @@ import msgspec
 
 from millpond.errors import MillpondError
 from millpond.history.format import (
+    RUN_BITS,
+    RUN_MAX,
     Event,
     Record,
     decode_entry,
@@ -579,7 +581,8 @@ def _ended_span(events: list[tuple[int, ...]]) -> tuple[int, int] | None:
     for event in events:
         if event[0] == Event.COMPLETED:
             for run in event[2][::2]:  # type: ignore[index]
-                span = run_span(run)
-                low = span[0] if low < 0 else min(low, span[0])
-                high = max(high, span[-1])
+                first = run >> RUN_BITS
+                last = first + (run & (RUN_MAX - 1))
+                low = first if low < 0 or first < low else low
+                high = max(high, last)
     return None if low < 0 else (low, high)

@@ -22,8 +22,6 @@ def run_lifecycle(queue: QueueState, lane: Lane, now: int) -> None:
         if len(timers) > STALE_SLACK and _has_stale_timers(partition):
             shed_stale(partition)
             break
-    if (at := next_wake(partition)) is None or at > now:
-        return
     if partition.lease_timers.next_at <= now:
         _end_due_leases(queue, lane, now)
     if partition.due_timers.next_at <= now:
@@ -38,9 +36,10 @@ def run_lifecycle(queue: QueueState, lane: Lane, now: int) -> None:
 
 def next_wake(partition: Partition) -> int | None:
     """When this partition next wants to run. An entry may be stale: waking for nothing is harmless."""
-    at = min([timers.next_at for timers in partition.timers])
-    if (deadline := partition.chunks.next_deadline()) is not None:
-        at = min(at, deadline)
+    at = partition.chunks.next_deadline() or NEVER
+    for timers in partition.timers:
+        if timers.next_at < at:
+            at = timers.next_at
     return at if at < NEVER else None
 
 

@@ -36,6 +36,7 @@ from millpond.queue.watching import look_after_load, tell_endings
 from millpond.store.base import StoreFull
 
 RELIEVE_MS = 1_000  # how often a full disk is looked at
+_OF_QUEUES = (Arrive, Forget)  # what queues ask of each other
 
 
 class LogicalQueue:
@@ -149,10 +150,11 @@ class LogicalQueue:
             settle_transfer(self.state, answered, now)
         while self.state.sleepers and self.state.sleepers[0][0] <= now:
             heappop(self.state.sleepers)[2]()
-        for watch in self.state.watches.pop_due(now):
-            watch.resume(None)
+        if len(self.state.watches):
+            for watch in self.state.watches.pop_due(now):
+                watch.resume(None)
         inbox, self._inbox = self._inbox, []
-        if any(not isinstance(request, Arrive | Forget) for request in inbox):
+        if any(not isinstance(request, _OF_QUEUES) for request in inbox):
             self.state.pace.asked(now)
         for request in inbox:
             if type(request) is Produce:
@@ -265,21 +267,27 @@ class LogicalQueue:
 
     def _give_up(self, now: int) -> None:
         state = self.state
+        if len(state.waiters):
+            self._send_off(now)
+        for lane in state.everyone:
+            if lane.waiting and not lane.free:
+                self._fail_late(lane, lane.waiting, now, issued=False)
+            if lane.doubt is not None:
+                self._fail_late(lane, lane.doubt.draft.parts, now, issued=lane.doubt.issued)
+        for waiting in (state.produces, state.arrives):
+            for request in [request for request in waiting if request.deadline <= now] if waiting else ():
+                waiting.remove(request)  # type: ignore[arg-type]
+                request.fail(away(self._culprit(), issued=False))
+
+    def _send_off(self, now: int) -> None:
+        """Leases whose wait is over."""
+        state = self.state
         patience = REQUEST_TIMEOUT_MS if self._leasable_soon() else 0
         for lease in state.waiters.pop_due(now - patience):
             if not patience and any(lane.status == Status.OPEN for lane in state.lanes.values()):
                 lease.answer([])
             else:
                 lease.fail(away(self._culprit(), issued=False))
-        for lane in state.everyone:
-            if not lane.free and lane.waiting:
-                self._fail_late(lane, lane.waiting, now, issued=False)
-            if lane.doubt is not None:
-                self._fail_late(lane, lane.doubt.draft.parts, now, issued=lane.doubt.issued)
-        for waiting in (state.produces, state.arrives):
-            for request in [request for request in waiting if request.deadline <= now]:
-                waiting.remove(request)  # type: ignore[arg-type]
-                request.fail(away(self._culprit(), issued=False))
 
     def _leasable_soon(self) -> bool:
         """Whether a busy lane has items, or may have, that a lease whose wait is over should still get."""
@@ -433,16 +441,18 @@ class LogicalQueue:
                     wakes.append(max(now, lane.resend_at))
             if lane.job is None and not self.closing and (lane.status != Status.OPEN or lane.full):
                 wakes.append(lane.probe_at)
-            if not lane.free:
+            if lane.waiting and not lane.free:
                 wakes += [part.deadline() for part in lane.waiting]
             if lane.doubt is not None:
                 wakes += [part.deadline() for part in lane.doubt.draft.parts]
-        wakes += [request.deadline for request in (*state.produces, *state.arrives)]
+        if state.produces or state.arrives:
+            wakes += [request.deadline for request in (*state.produces, *state.arrives)]
         if (at := state.waiters.next_at()) is not None:
             wakes.append(at + REQUEST_TIMEOUT_MS if self._leasable_soon() else at)
         if state.sleepers:
             wakes.append(state.sleepers[0][0])
-        wakes += [reader.until for reader in state.readers]
+        if state.readers:
+            wakes += [reader.until for reader in state.readers]
         if (at := state.watches.next_at()) is not None:
             wakes.append(at)
         wakes += [at for at in (state.sweep_at, state.carry_at) if at < NEVER]

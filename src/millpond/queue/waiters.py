@@ -52,6 +52,10 @@ class Waiters(Generic[W]):
         return list(islice(self._parked.values(), limit))
 
     def remove_first(self, number: int) -> None:
+        if number == len(self._parked):
+            self._parked.clear()
+            self._fresh.clear()
+            return
         for order in list(islice(self._parked, number)):
             del self._parked[order]
 
