@@ -203,6 +203,7 @@ class Grant(Protocol):
     """What the items of one grant share: enough to say all of a plain one from its number and payload."""
 
     holding: Any  # who leased them: what the items' own methods go through
+    form: Any  # what the wire has made of what the items share
 
     def held_by(self, holding: Any) -> Grant:
         """A copy: others may have got items of the same grant."""
@@ -235,8 +236,15 @@ class Grant(Protocol):
         """Id, lease token and correlation id of each of these neighbours."""
         ...
 
-    def told(self, number: int) -> tuple[str, str, str, int, int, int, datetime, datetime]:
-        """Of a plain item all but the payload, in the order of `LeasedFields`."""
+    def beginnings(self) -> tuple[str, str, int, str]:
+        """What their ids begin with, what their tokens do, the checksum up to there, and their correlation ids'.
+
+        Ids end with the item's number, tokens and correlation ids with its 12 hex digits; a token is then sealed.
+        """
+        ...
+
+    def seal(self, number: int, check: int) -> int:
+        """The last 8 hex digits of a token."""
         ...
 
     def fields(self, number: int, payload: bytes) -> LeasedFields: ...

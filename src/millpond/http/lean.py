@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -32,7 +32,7 @@ from millpond.http.protocol import ConnectionLimits, GuardedProtocol
 from millpond.http.refusals import TooSlow
 from millpond.model import LeasedItem, Produced, Result
 from millpond.wire import Codec, codec_of, payloads, requests
-from millpond.wire.replies import LeaseReply, ProduceReply, Results
+from millpond.wire.replies import ProduceReply, Results
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ HEADS_KEPT = 1_000  # heads remembered: they differ by call and length
 HEAD_BYTES_KEPT = 2_048  # of one of them; a longer one is nobody's usual
 LOOK_AGAIN_S = 0.1  # a token that was good so long ago is looked at again
 _AHEAD_BYTES_MAX = 1 << 20  # read of a request before its turn: the rest waits in the socket
+_NO_KINDS: frozenset[str] = frozenset()
 _CODECS_MAX = 100  # pairs of Content-Type and Accept remembered: clients send one or two
 _REPLY_HEAD = b"%bcontent-type: %b\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\ncontent-length: "
 _REPLY = b"%b%d\r\n%b\r\n%b"  # the head, the body's length, other headers, the body
@@ -130,6 +131,12 @@ class _LongWay(Exception):
 
 class LeanProtocol(GuardedProtocol):
     """`use` binds it to an application and an engine."""
+
+    # What every request reads or writes lies side by side, so that a connection takes few lines of cache.
+    __slots__ = (
+        "_between", "_idle_at", "active_at", "answering", "begun_at", "cycle", "flow", "loop", "pipeline",
+        "server_state", "transport",
+    )  # fmt: skip
 
     application: ClassVar[App]
     engine: ClassVar[Begin]
@@ -390,8 +397,7 @@ class LeanProtocol(GuardedProtocol):
             return
         try:
             if reply.error is None:
-                head = cycle.head
-                self._write(cycle, 200, head.reply_codec.encode(head.finish(self, cycle, reply.value)))
+                self._write(cycle, 200, cycle.head.finish(self, cycle, reply.value))
             else:
                 self._write_error(cycle, reply.error)
         except Exception as bug:
@@ -436,10 +442,10 @@ def _is_ambiguous(headers: list[tuple[bytes, bytes]]) -> bool:
 # ---- the calls: how each begins, and what becomes of its reply --------------------------------------------
 
 Start = Callable[["LeanProtocol", "LeanCycle"], Begun | None]
-Finish = Callable[["LeanProtocol", "LeanCycle", Any], Any]
+Finish = Callable[["LeanProtocol", "LeanCycle", Any], bytes]
 
 
-def _check_queue(protocol: LeanProtocol, cycle: LeanCycle, queue: str, kinds: Collection[str] = ()) -> None:
+def _check_queue(protocol: LeanProtocol, cycle: LeanCycle, queue: str, kinds: frozenset[str] = _NO_KINDS) -> None:
     """Whether whoever asks may use the queue so. The usual answer, for one that makes no jobs, is at hand."""
     head = cycle.head
     if queue == head.allowed and not kinds and cycle.identity is head.identity:
@@ -452,7 +458,8 @@ def _check_queue(protocol: LeanProtocol, cycle: LeanCycle, queue: str, kinds: Co
 def _begin_produce(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
     codec = cycle.head.codec
     request = codec.decode_produce(cycle.body)
-    _check_queue(protocol, cycle, request.queue, payloads.kinds_of(request))
+    kinds = _NO_KINDS if type(request) is requests.ProducePlain else payloads.kinds_of(request)
+    _check_queue(protocol, cycle, request.queue, kinds)
     items = payloads.new_items(request, codec, cycle.correlation_id)
     return protocol.engine.begin_produce(request.queue, items, request.on_conflict, request.request_id, cycle.done)
 
@@ -500,28 +507,32 @@ def _begin_extend(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
     return protocol.engine.begin_extend(request.queue, request.leases, request.lease_timeout, cycle.done)
 
 
-def _produced(protocol: LeanProtocol, cycle: LeanCycle, produced: Sequence[Produced]) -> ProduceReply:
+def _produced(protocol: LeanProtocol, cycle: LeanCycle, produced: Sequence[Produced]) -> bytes:
     made = produced if type(produced) is list else list(produced)
     if len(made) == 1:
         cycle.correlation_id = made[0].correlation_id
-    return ProduceReply(made)
+    return cycle.head.reply_codec.encode(ProduceReply(made))
 
 
-def _leased(protocol: LeanProtocol, cycle: LeanCycle, items: Sequence[LeasedItem]) -> LeaseReply:
-    reply = payloads.lease_reply(items, cycle.head.reply_codec)
+def _leased(protocol: LeanProtocol, cycle: LeanCycle, items: Sequence[LeasedItem]) -> bytes:
+    codec = cycle.head.reply_codec
+    if (single := payloads.single_lease(items, codec)) is not None:
+        cycle.correlation_id, body = single
+        return body
+    reply = payloads.lease_reply(items, codec)
     if len(reply.items) == 1:
         cycle.correlation_id = reply.items[0].correlation_id
-    return reply
+    return codec.encode(reply)
 
 
-def _settled(protocol: LeanProtocol, cycle: LeanCycle, results: Sequence[Result]) -> Results:
+def _settled(protocol: LeanProtocol, cycle: LeanCycle, results: Sequence[Result]) -> bytes:
     """Streams that hold these leases have room for more."""
     made = results if type(results) is list else list(results)
     if cycle.leases:
         protocol.application.streams.settle(cycle.leases, made)
     if len(made) == 1:
         cycle.correlation_id = made[0].correlation_id
-    return Results(made)
+    return cycle.head.reply_codec.encode(Results(made))
 
 
 STARTS: dict[str, Start] = {

@@ -46,10 +46,10 @@ class TokenPart(Part, msgspec.Struct, eq=False):
     _indexes: Sequence[int]
     _tokens: list[Token]
     _results: Sequence[Result] = ()
-    _lookups: list[tuple[int, Lookup]] = []
+    _lookups: Sequence[tuple[int, Lookup]] = ()
 
     def apply(self, lane: Lane, now: int) -> None:
-        self._lookups = []
+        self._lookups = ()
         request = self._request
         if type(request) is Complete:
             self._results = self._complete(lane, request, now)
@@ -72,6 +72,7 @@ class TokenPart(Part, msgspec.Struct, eq=False):
             self._results = results
         request = self._request
         if len(request.leases) == 1 and type(request) is Complete and not request.answered:  # the usual case
+            request.filled, request.results = 1, self._results
             request.answer(self._results)
             return
         request.fill(self._indexes, self._results)
@@ -99,11 +100,11 @@ class TokenPart(Part, msgspec.Struct, eq=False):
         """Gather what is held, to be sealed into one event with the completes of others."""
         get, at = lane.partition.leased.get, request.at if request.at > lane.mark else lane.mark
         if len(self._tokens) == 1 and request.result is None:  # the usual case, without the lists
-            _, number, grant, _, _ = token = self._tokens[0]
+            _, number, grant, created, own = self._tokens[0]
             lease = get(number)
             if lease is not None and lease.grant == grant and at < lease.deadline:
                 _gather(lane.draft.completed, lease, number)
-                return [Result(True, correlation_of(lane, token))]
+                return [Result(True, own or lane.partition.mint.correlation_id(number, created))]
         done: list[tuple[Lease, list[int]]] = []
         current, numbers = None, list[int]()
         lost: dict[int, Result] = {}
@@ -133,7 +134,7 @@ class TokenPart(Part, msgspec.Struct, eq=False):
         if _may_have_ended(lane, token):
             lookup = Lookup(token[1], token[2], now - self._queue.settings.completed_grace_ms)
             lane.draft.lookups.append(lookup)
-            self._lookups.append((place, lookup))
+            self._lookups = [*self._lookups, (place, lookup)]
         return _lost(lane, token)
 
     # ---- retry --------------------------------------------------------------------------------------------

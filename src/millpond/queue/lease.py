@@ -20,6 +20,7 @@ from millpond.queue.waiters import share
 
 _COUNT_MASK = RUN_MAX - 1
 _NONE: set[int] = set()
+_NOTHING_KNOWN: dict[int, LeasedFields] = {}
 
 
 class LeasePart(Part, msgspec.Struct, eq=False):
@@ -30,7 +31,7 @@ class LeasePart(Part, msgspec.Struct, eq=False):
     lane: Lane
     until: int  # of the lease
     runs: list[int]
-    items: list[LeasedRun] = []
+    items: Sequence[LeasedRun] = ()
 
     def finish(self, lane: Lane, job: TurnJob, now: int) -> None:
         if self.request.gone:
@@ -66,7 +67,7 @@ class LeasePart(Part, msgspec.Struct, eq=False):
         if request.parts or request.answered:
             return
         parts, request.items = request.items, []
-        runs = parts[0].items if len(parts) == 1 else [run for part in parts for run in part.items]
+        runs: list[LeasedRun] = parts[0].items if len(parts) == 1 else [run for part in parts for run in part.items]
         if request.gone:
             give_back(self.queue, runs)
             request.error = None
@@ -230,7 +231,7 @@ def leased_runs(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> lis
         chunk, created = partition.chunks.place_of(first)
         record = job.records[chunk][first - chunk]
         if type(record) is bytes:
-            return [LeasedRun(_chunk_grant(lane, job, created, deadline), first, [record], {})]
+            return [LeasedRun(_chunk_grant(lane, job, created, deadline), first, [record], _NOTHING_KNOWN)]
     leased: list[LeasedRun] = []
     for run in runs:
         first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1

@@ -78,7 +78,7 @@ def _assign_produce(queue: QueueState, request: Produce, now: int) -> int | None
         return None
     if lane.full:
         raise DiskFull(DISK_FULL)
-    if _is_too_much(lane, request):
+    if lane.draft.size and lane.draft.size + request.size > TURN_BYTES_MAX:
         return None
     for _, number in replaced:
         lane.partition.change(Event.REPLACED, str(lane.partition.states([number])[number]), number)
@@ -103,18 +103,14 @@ def produce_rank(lane: Lane) -> tuple[int, int]:
     return lane.failures, lane.partition.live_count() + len(lane.draft.records)
 
 
-def _is_too_much(lane: Lane, request: Produce) -> bool:
-    size = lane.draft.size
-    return size > 0 and size + request.size > TURN_BYTES_MAX
-
-
 def _place_unnamed(queue: QueueState, lane: Lane, request: Produce) -> int | None:
     """Most have nothing to be known by: they cannot have been there before."""
-    if _is_too_much(lane, request):
+    size, records = lane.draft.size, request.records
+    if size and size + request.size > TURN_BYTES_MAX:
         return None
-    first = lane.add(request.records, request.size)
-    lane.draft.parts.append(ProducePart(queue, request, _replies(lane, request.records, first)))
-    return len(request.records)
+    first = lane.add(records, request.size)
+    lane.draft.parts.append(ProducePart(queue, request, _replies(lane, records, first)))
+    return len(records)
 
 
 def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int, Produced | int]) -> int:
@@ -141,7 +137,7 @@ def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int
 def _replies(lane: Lane, records: Sequence[bytes | Record], first: int) -> Sequence[Produced]:
     mint, created = lane.partition.mint, lane.partition.at
     if len(records) == 1 and type(records[0]) is bytes:
-        return [Produced(mint.id(first), mint.correlation_id(first, created))]
+        return [Produced(f"{mint.id_prefix}{first}", mint.correlation_id(first, created))]
     if set(map(type, records)) <= {bytes}:
         return Batch(len(records), partial(plain_replies, mint, created, first, len(records)))
     replies: list[Produced] = []

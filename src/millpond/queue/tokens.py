@@ -83,9 +83,6 @@ class Mint:
         return f"{self._token_prefix}{head.hex()}", crc32(head, self._seed)
 
 
-Shared = tuple[str, str, int, str, int, datetime, datetime]  # see ChunkGrant._share
-
-
 class ChunkGrant(msgspec.Struct, gc=False):
     """The items of one chunk leased in one turn for the first time, by whomever."""
 
@@ -97,7 +94,7 @@ class ChunkGrant(msgspec.Struct, gc=False):
     fence: int
     mint: Mint
     holding: Any = None
-    _shared: Shared | None = None
+    form: Any = None
 
     def held_by(self, holding: Any) -> ChunkGrant:
         return msgspec.structs.replace(self, holding=holding)
@@ -120,22 +117,12 @@ class ChunkGrant(msgspec.Struct, gc=False):
     def names(self, first: int, count: int) -> Iterator[tuple[str, str, str]]:
         return self.mint.names(first, count, self.turn, self.created)
 
-    def told(self, number: int) -> tuple[str, str, str, int, int, int, datetime, datetime]:
-        ids, token, check, correlation, fencing_token, deadline, created_at = self._shared or self._share()
-        tail = number.to_bytes(6, "big")
-        digits = tail.hex()
-        lease = f"{token}{digits}{crc32(tail, check):08x}"
-        return f"{ids}{number}", lease, f"{correlation}{digits}", 1, 1, fencing_token, deadline, created_at
-
-    def _share(self) -> Shared:
-        """What all of its items tell alike, from their ids' beginning to their creation."""
+    def beginnings(self) -> tuple[str, str, int, str]:
         token, check = self.mint.granted(self.turn, self.created)
-        correlation = self.mint.correlation_prefix(self.created)
-        self._shared = shared = (
-            *(self.mint.id_prefix, token, check, correlation),
-            *(self.fencing_token, self.lease_deadline, self.created_at),
-        )
-        return shared
+        return self.mint.id_prefix, token, check, self.mint.correlation_prefix(self.created)
+
+    def seal(self, number: int, check: int) -> int:
+        return crc32(number.to_bytes(6, "big"), check)
 
     def fields(self, number: int, payload: bytes) -> LeasedFields:
         mint = self.mint

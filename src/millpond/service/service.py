@@ -512,8 +512,7 @@ def produce_request(items: Items, on_conflict: OnConflict, request_id: str | Non
     conflict: Any = on_conflict
     if on_conflict != "ignore":
         conflict = validate.one_of(on_conflict, "on_conflict", ("ignore", "reject", "replace"))
-    checked = validate.request_id(request_id)
-    name = None if checked is None else request_digest(checked)
+    name = None if request_id is None else request_digest(validate.request_id(request_id))
     return Produce(records, size, conflict, name, named)
 
 

@@ -282,8 +282,8 @@ def _matching(value: Any, name: str, pattern: re.Pattern[str]) -> str:
     return value
 
 
-def request_id(value: Any) -> str | None:
-    return None if value is None else _key(value, "request_id")
+def request_id(value: Any) -> str:
+    return _key(value, "request_id")
 
 
 def batch(count: int, name: str, limit: int) -> None:

@@ -12,6 +12,7 @@ from millpond.errors import InvalidRequest
 from millpond.model import (
     ClaimRows,
     ClaimRun,
+    Grant,
     Item,
     ItemPage,
     LeasedFields,
@@ -48,6 +49,8 @@ _NEW_FIELDS = [name for name in NewItem.__struct_fields__ if name != "payload"]
 def new_items(request: Producing, codec: Codec, correlation_id: str | None = None) -> list[Payload]:
     """What the engine's produce takes; items that have no correlation id get the one given."""
     if isinstance(request, _PLAIN):
+        if len(request.items) == 1 and correlation_id is None:
+            return [_plain(request.items[0], 0)]
         payloads = [_plain(item, place) for place, item in enumerate(request.items)]
         if correlation_id is None:
             return payloads  # type: ignore[return-value]
@@ -151,11 +154,40 @@ def lease_reply(items: Iterable[LeasedItem], codec: Codec) -> LeaseReply:
     return LeaseReply([item for run in items.runs for item in _run_items(run, codec.binary)])
 
 
+def single_lease(items: Sequence[LeasedItem], codec: Codec) -> tuple[str, bytes] | None:
+    """The correlation id and the JSON of one plain item with a text; None for all else, which `lease_reply` is for.
+
+    Of what a turn leases one by one, only the numbers and the texts differ: the rest of the reply is encoded once.
+    """
+    if codec.binary or type(items) is not LeasedItems or len(items.runs) != 1:
+        return None
+    run = items.runs[0]
+    if len(run.payloads) != 1 or run.known:
+        return None
+    try:
+        text = run.payloads[0].decode()
+    except UnicodeDecodeError:
+        return None
+    grant, number = run.grant, run.first
+    if grant.form is None:
+        grant.form = _single_form(grant, codec)
+    correlation, check, form = grant.form
+    body = form % (number, number, grant.seal(number, check), number, codec.encode(text))
+    return f"{correlation}{number:012x}", body
+
+
+def _single_form(grant: Grant, codec: Codec) -> tuple[str, int, bytes]:
+    """What correlation ids begin with, tokens' checksum so far, and the reply with places for what differs."""
+    ids, token, check, correlation = grant.beginnings()
+    fencing_token, deadline, created_at = grant.fencing_token, grant.lease_deadline, grant.created_at
+    item = LeaseItem(f"{ids}@", f"{token}@", f"{correlation}@", 1, 1, fencing_token, deadline, created_at, "@")
+    start, lease, correlation_id, rest, end = codec.encode(LeaseReply([item])).split(b"@")
+    return correlation, check, b"%b%%d%b%%012x%%08x%b%%012x%b%%b%b" % (start, lease, correlation_id, rest[:-1], end[1:])
+
+
 def _run_items(run: LeasedRun, binary: bool) -> list[LeaseItem]:
     """Straight from what the items share: no noun of the model is made on the way."""
     grant, payloads = run.grant, run.payloads
-    if len(payloads) == 1 and not run.known:
-        return [LeaseItem(*grant.told(run.first), *_shown(payloads[0], binary))]
     fencing_token, deadline, created_at = grant.fencing_token, grant.lease_deadline, grant.created_at
     shown = [(None, payload) for payload in payloads] if binary else [_shown(payload, False) for payload in payloads]
     made = [
