@@ -21,7 +21,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from millpond import model
+from millpond import model, wire
 from millpond.api import Begin, Begun, Reply
 from millpond.errors import InternalError, MillpondError
 from millpond.http.app import PREFIX, App
@@ -58,18 +58,21 @@ class _NoEvent:
 _NO_EVENT = _NoEvent()
 
 
-class Head(msgspec.Struct, gc=False, kw_only=True):
+class Head(msgspec.Struct, kw_only=True):
     """What the head of a request says. `length` is that of the body, -1 where the head does not tell.
 
     A client sends the same few heads again and again, so one has what follows from it at hand: how its call begins
     and ends, what a good reply begins with, and who sent it at this instant of the loop, with a queue they may use.
     """
 
+    application: App
+    engine: Begin
     call: str
     headers: list[tuple[bytes, bytes]]
     keep_alive: bool
     length: int
     codec: Codec
+    decode: Callable[[bytes | bytearray], Any]
     reply_codec: Codec
     authorization: bytes | None
     correlation_id: str | None
@@ -103,14 +106,14 @@ class LeanCycle(msgspec.Struct, eq=False):
     def leave(self) -> None:
         if self.parked:
             self.parked = False
-            self.protocol.application.parked.leave(self)
+            self.head.application.parked.leave(self)
 
     def done(self, reply: Reply) -> None:
         """The engine has answered. Nothing may be raised into its loop."""
         protocol = self.protocol
         if self.parked:
             self.parked = False
-            protocol.application.parked.leave(self)
+            self.head.application.parked.leave(self)
             if protocol.loop.time() - self.began > LOOK_AGAIN_S and reply.value:
                 protocol.loop.call_soon(protocol.hand_over, self, reply)
                 return
@@ -217,7 +220,7 @@ class LeanProtocol(GuardedProtocol):
 
     def _read_head(self) -> Head | None:
         """None: not for here."""
-        call = CALLS.get(self.url)
+        call = PATHS.get(self.url)
         if call is None or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return None
         found = dict(self.headers)
@@ -232,11 +235,14 @@ class LeanProtocol(GuardedProtocol):
         except Exception:  # whatever is wrong with it, the application says so
             return None
         return Head(
+            application=self.application,
+            engine=self.engine,
             call=call,
             headers=self.headers,
             keep_alive=self.parser.should_keep_alive(),
             length=length,
             codec=codec,
+            decode=codec.decode_produce if call == "queue.produce" else codec.decoder(wire.CALLS[call].request),
             reply_codec=reply_codec,
             authorization=found.get(b"authorization"),
             correlation_id=printable(found.get(b"x-correlation-id")),
@@ -359,7 +365,7 @@ class LeanProtocol(GuardedProtocol):
 
     def _begin(self, cycle: LeanCycle) -> None:
         try:
-            begun = cycle.head.start(self, cycle)
+            begun = cycle.head.start(cycle)
         except Exception:  # wrong, not allowed, too many: the application says so
             begun = None
         if begun is None:
@@ -397,7 +403,7 @@ class LeanProtocol(GuardedProtocol):
             return
         try:
             if reply.error is None:
-                self._write(cycle, 200, cycle.head.finish(self, cycle, reply.value))
+                self._write(cycle, 200, cycle.head.finish(cycle, reply.value))
             else:
                 self._write_error(cycle, reply.error)
         except Exception as bug:
@@ -419,10 +425,8 @@ class LeanProtocol(GuardedProtocol):
             if not cycle.keep_alive:
                 headers += b"connection: close\r\n"
             self.transport.write(_REPLY % (_reply_head(status, head.reply_codec), len(body), headers, body))
-        meter, now = self.application.meter, self.loop.time()
-        meter.bytes_received += len(cycle.body)
-        meter.bytes_sent += len(body)
-        head.meter.count(status, now - cycle.began)
+        now = self.loop.time()
+        head.meter.count_bytes(status, now - cycle.began, len(cycle.body), len(body))
         cycle.response_complete = True
         cycle.begun = None  # else the two hold each other until the collector comes
         if not cycle.keep_alive:
@@ -441,80 +445,80 @@ def _is_ambiguous(headers: list[tuple[bytes, bytes]]) -> bool:
 
 # ---- the calls: how each begins, and what becomes of its reply --------------------------------------------
 
-Start = Callable[["LeanProtocol", "LeanCycle"], Begun | None]
-Finish = Callable[["LeanProtocol", "LeanCycle", Any], bytes]
+Start = Callable[["LeanCycle"], Begun | None]
+Finish = Callable[["LeanCycle", Any], bytes]
 
 
-def _check_queue(protocol: LeanProtocol, cycle: LeanCycle, queue: str, kinds: frozenset[str] = _NO_KINDS) -> None:
+def _check_queue(cycle: LeanCycle, queue: str, kinds: frozenset[str] = _NO_KINDS) -> None:
     """Whether whoever asks may use the queue so. The usual answer, for one that makes no jobs, is at hand."""
     head = cycle.head
     if queue == head.allowed and not kinds and cycle.identity is head.identity:
         return
-    protocol.application.gate.authorize(cycle.identity, head.call, queue, kinds)
+    head.application.gate.authorize(cycle.identity, head.call, queue, kinds)
     if not kinds and cycle.identity is head.identity:
         head.allowed = queue
 
 
-def _begin_produce(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
-    codec = cycle.head.codec
-    request = codec.decode_produce(cycle.body)
+def _begin_produce(cycle: LeanCycle) -> Begun | None:
+    head = cycle.head
+    request = head.decode(cycle.body)
     kinds = _NO_KINDS if type(request) is requests.ProducePlain else payloads.kinds_of(request)
-    _check_queue(protocol, cycle, request.queue, kinds)
-    items = payloads.new_items(request, codec, cycle.correlation_id)
-    return protocol.engine.begin_produce(request.queue, items, request.on_conflict, request.request_id, cycle.done)
+    _check_queue(cycle, request.queue, kinds)
+    items = payloads.new_items(request, head.codec, cycle.correlation_id)
+    return head.engine.begin_produce(request.queue, items, request.on_conflict, request.request_id, cycle.done)
 
 
-def _begin_lease(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
-    request = cycle.head.codec.decode(cycle.body, requests.Lease)
-    _check_queue(protocol, cycle, request.queue)
-    parked = protocol.application.parked
+def _begin_lease(cycle: LeanCycle) -> Begun | None:
+    request: requests.Lease = cycle.head.decode(cycle.body)
+    _check_queue(cycle, request.queue)
+    parked = cycle.head.application.parked
     if is_zero(request.wait):
         parked.check_open()
     else:
         parked.enter(cycle)
         cycle.parked = True
-    return protocol.engine.begin_lease(
+    return cycle.head.engine.begin_lease(
         request.queue, request.batch, request.wait, request.lease_timeout, request.client_id, cycle.done
     )
 
 
-def _begin_complete(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
-    request = cycle.head.codec.decode(cycle.body, requests.Complete)
+def _begin_complete(cycle: LeanCycle) -> Begun | None:
+    request: requests.Complete = cycle.head.decode(cycle.body)
     if request.queue is None or request.result is not None:
         raise _LongWay
-    _check_queue(protocol, cycle, request.queue)
+    _check_queue(cycle, request.queue)
     cycle.leases = request.leases
-    return protocol.engine.begin_complete(request.queue, request.leases, cycle.done)
+    return cycle.head.engine.begin_complete(request.queue, request.leases, cycle.done)
 
 
-def _begin_retry(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
-    request = cycle.head.codec.decode(cycle.body, requests.Retry)
+def _begin_retry(cycle: LeanCycle) -> Begun | None:
+    request: requests.Retry = cycle.head.decode(cycle.body)
     if request.queue is None:
         raise _LongWay
-    _check_queue(protocol, cycle, request.queue)
+    _check_queue(cycle, request.queue)
     cycle.leases = [item.lease for item in request.items]
     items = [model.Retry(**msgspec.structs.asdict(item)) for item in request.items]
-    return protocol.engine.begin_retry(request.queue, items, cycle.done)
+    return cycle.head.engine.begin_retry(request.queue, items, cycle.done)
 
 
-def _begin_extend(protocol: LeanProtocol, cycle: LeanCycle) -> Begun | None:
-    request = cycle.head.codec.decode(cycle.body, requests.Extend)
+def _begin_extend(cycle: LeanCycle) -> Begun | None:
+    request: requests.Extend = cycle.head.decode(cycle.body)
     if request.queue is None:
         raise _LongWay
-    _check_queue(protocol, cycle, request.queue)
+    _check_queue(cycle, request.queue)
     if is_zero(request.lease_timeout):
         cycle.leases = request.leases
-    return protocol.engine.begin_extend(request.queue, request.leases, request.lease_timeout, cycle.done)
+    return cycle.head.engine.begin_extend(request.queue, request.leases, request.lease_timeout, cycle.done)
 
 
-def _produced(protocol: LeanProtocol, cycle: LeanCycle, produced: Sequence[Produced]) -> bytes:
+def _produced(cycle: LeanCycle, produced: Sequence[Produced]) -> bytes:
     made = produced if type(produced) is list else list(produced)
     if len(made) == 1:
         cycle.correlation_id = made[0].correlation_id
     return cycle.head.reply_codec.encode(ProduceReply(made))
 
 
-def _leased(protocol: LeanProtocol, cycle: LeanCycle, items: Sequence[LeasedItem]) -> bytes:
+def _leased(cycle: LeanCycle, items: Sequence[LeasedItem]) -> bytes:
     codec = cycle.head.reply_codec
     if (single := payloads.single_lease(items, codec)) is not None:
         cycle.correlation_id, body = single
@@ -525,11 +529,11 @@ def _leased(protocol: LeanProtocol, cycle: LeanCycle, items: Sequence[LeasedItem
     return codec.encode(reply)
 
 
-def _settled(protocol: LeanProtocol, cycle: LeanCycle, results: Sequence[Result]) -> bytes:
+def _settled(cycle: LeanCycle, results: Sequence[Result]) -> bytes:
     """Streams that hold these leases have room for more."""
     made = results if type(results) is list else list(results)
     if cycle.leases:
-        protocol.application.streams.settle(cycle.leases, made)
+        cycle.head.application.streams.settle(cycle.leases, made)
     if len(made) == 1:
         cycle.correlation_id = made[0].correlation_id
     return cycle.head.reply_codec.encode(Results(made))
@@ -549,4 +553,4 @@ FINISHES: dict[str, Finish] = {
     "queue.retry": _settled,
     "queue.extend": _settled,
 }
-CALLS: dict[bytes, str] = {f"{PREFIX}{name}".encode(): name for name in STARTS}
+PATHS: dict[bytes, str] = {f"{PREFIX}{name}".encode(): name for name in STARTS}

@@ -34,9 +34,10 @@ _NO_FAILURES = {(job, reason): 0 for job in ("load", "turn") for reason in ("fai
 
 
 class CallMeter:
-    __slots__ = ("seconds", "statuses")
+    __slots__ = ("_all", "seconds", "statuses")
 
-    def __init__(self) -> None:
+    def __init__(self, all_calls: HttpMeter) -> None:
+        self._all = all_calls
         self.statuses = [0] * len(STATUSES)
         self.seconds = Histogram(REQUEST_SECONDS)
 
@@ -46,6 +47,13 @@ class CallMeter:
         histogram.counts[bisect_left(REQUEST_SECONDS, seconds)] += 1
         histogram.total += seconds
 
+    def count_bytes(self, status: int, seconds: float, received: int, sent: int) -> None:
+        """The same, with the sizes of the bodies."""
+        everything = self._all
+        everything.bytes_received += received
+        everything.bytes_sent += sent
+        self.count(status, seconds)
+
 
 class HttpMeter:
     """Counts for the calls and pages named here; all else is one more. The other numbers are the server's to keep."""
@@ -53,7 +61,7 @@ class HttpMeter:
     __slots__ = ("_other", "bytes_received", "bytes_sent", "calls", "connections", "in_flight", "streams")
 
     def __init__(self, calls: Iterable[str]) -> None:
-        self.calls = {name: CallMeter() for name in (*calls, OTHER_CALLS)}
+        self.calls = {name: CallMeter(self) for name in (*calls, OTHER_CALLS)}
         self._other = self.calls[OTHER_CALLS]
         self.in_flight = 0
         self.connections = 0
@@ -67,9 +75,7 @@ class HttpMeter:
 
     def count_bytes(self, call: str, status: int, seconds: float, received: int, sent: int) -> None:
         """The same, with the sizes of the bodies."""
-        self.bytes_received += received
-        self.bytes_sent += sent
-        self.count(call, status, seconds)
+        self.calls.get(call, self._other).count_bytes(status, seconds, received, sent)
 
 
 # ---- the page ---------------------------------------------------------------------------------------------

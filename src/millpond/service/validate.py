@@ -315,7 +315,8 @@ def leases(value: Any) -> Sequence[LeaseLike]:
         return value
     if type(value) is not list and (isinstance(value, str | bytes | LeasedItem) or not isinstance(value, Sequence)):
         raise InvalidRequest(f"leases is a list of items or tokens, not {_type(value)}; put a single one into a list")
-    batch(len(value), "leases", TOKEN_BATCH_MAX)
+    if not 0 < len(value) <= TOKEN_BATCH_MAX:
+        batch(len(value), "leases", TOKEN_BATCH_MAX)
     kinds = set(map(type, value))
     if kinds != {str} and not all(issubclass(kind, str | LeasedItem) for kind in kinds):
         index, lease = next((place, one) for place, one in enumerate(value) if not isinstance(one, str | LeasedItem))

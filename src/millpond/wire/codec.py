@@ -46,7 +46,7 @@ class Codec:
 
     def decode(self, body: bytes | bytearray, kind: type[T]) -> T:
         try:
-            value: T = (self._decoders.get(kind) or self._decoder(kind))(body)
+            value: T = self.decoder(kind)(body)
         except _MALFORMED as error:
             raise self._refusal(body, kind, error) from None
         return value
@@ -73,6 +73,10 @@ class Codec:
         except (TypeError, ValueError):  # lone surrogates, or details that no JSON can hold
             message = error.message.encode(errors="backslashreplace").decode()
             return self.encode(ErrorReply(ErrorBody(error.code, message, {})))
+
+    def decoder(self, kind: Any) -> Decode:
+        """What is wrong with a body, it says in its own words."""
+        return self._decoders.get(kind) or self._decoder(kind)
 
     def _decoder(self, kind: Any) -> Decode:
         decode: Decode = self._make(kind).decode
