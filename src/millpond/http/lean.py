@@ -426,7 +426,7 @@ class LeanProtocol(GuardedProtocol):
                 headers += b"connection: close\r\n"
             self.transport.write(_REPLY % (_reply_head(status, head.reply_codec), len(body), headers, body))
         now = self.loop.time()
-        head.meter.count_bytes(status, now - cycle.began, len(cycle.body), len(body))
+        head.meter.count(status, now - cycle.began, len(cycle.body), len(body))
         cycle.response_complete = True
         cycle.begun = None  # else the two hold each other until the collector comes
         if not cycle.keep_alive:

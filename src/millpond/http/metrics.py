@@ -41,18 +41,13 @@ class CallMeter:
         self.statuses = [0] * len(STATUSES)
         self.seconds = Histogram(REQUEST_SECONDS)
 
-    def count(self, status: int, seconds: float) -> None:
+    def count(self, status: int, seconds: float, received: int = 0, sent: int = 0) -> None:
         self.statuses[status // 100] += 1
-        histogram = self.seconds
+        histogram, everything = self.seconds, self._all
         histogram.counts[bisect_left(REQUEST_SECONDS, seconds)] += 1
         histogram.total += seconds
-
-    def count_bytes(self, status: int, seconds: float, received: int, sent: int) -> None:
-        """The same, with the sizes of the bodies."""
-        everything = self._all
         everything.bytes_received += received
         everything.bytes_sent += sent
-        self.count(status, seconds)
 
 
 class HttpMeter:
@@ -75,7 +70,7 @@ class HttpMeter:
 
     def count_bytes(self, call: str, status: int, seconds: float, received: int, sent: int) -> None:
         """The same, with the sizes of the bodies."""
-        self.calls.get(call, self._other).count_bytes(status, seconds, received, sent)
+        self.calls.get(call, self._other).count(status, seconds, received, sent)
 
 
 # ---- the page ---------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from millpond.queue.state import QueueState
 from millpond.queue.tokens import Mint, Token, is_token, lease_incarnation
 
 _COUNT_MASK = RUN_MAX - 1
+_COMPLETED = Event.COMPLETED  # a member of an enum takes long to look up
 _FIRST = (0,)
 _LOST = ErrorInfo(LeaseLost.code, "the lease has ended: it ran out, or the item was handed on; do not act on the item")
 
@@ -357,7 +358,7 @@ def seal_completes(queue: QueueState, lane: Lane, now: int, result: bytes | None
             lane.draft.results[last] = result
     count = 0
     for client, pairs in _pairs(done).items():
-        lane.partition.change(Event.COMPLETED, client, pairs, until, finisher)
+        lane.partition.change(_COMPLETED, client, pairs, until, finisher)
         count += sum([(run & _COUNT_MASK) + 1 for run in pairs[::2]])
     queue.rates.count("completed", count, now)
 

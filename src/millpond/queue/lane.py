@@ -63,6 +63,11 @@ class Status(enum.StrEnum):
     FAILED = "failed"
 
 
+# A member of an enum takes longer to look up than most of what a turn does with it.
+_OPEN = Status.OPEN
+_PRODUCED, _COMPLETED = Event.PRODUCED, Event.COMPLETED
+
+
 class Part:
     """A request's share of one lane's turn. `late`: it comes after the turn's leases."""
 
@@ -103,29 +108,28 @@ class Lookup(msgspec.Struct):
     found: bool = False
 
 
-class Draft:
+class Draft(msgspec.Struct, eq=False):
     """What the turn in the making reads and writes besides the partition's events."""
 
-    def __init__(self) -> None:
-        self.parts: list[Part] = []
-        self.chunks: list[Chunk] = []
-        self.documents: dict[int, bytes] = {}
-        self.chunk_wants: set[int] = set()
-        self.document_wants: list[int] = []
-        self.lookups: list[Lookup] = []
-        self.journal_wants: set[tuple[int, int]] = set()  # pages of the journal: after which turn, how many rows
-        self.pinned: dict[int, Records] = {}
-        # Produced in this turn and not yet sealed into chunks:
-        self.first = 0
-        self.records: list[bytes | Record] = []
-        self.size = 0
-        self.requests: list[tuple[bytes, int, int, bytes | None]] = []
-        self.arrivals: list[tuple[bytes, int, int, int]] = []
-        self.names: set[bytes] = set()  # keys, ids, requests and transfers that this turn brings in
-        self.completed: list[tuple[Lease, list[int]]] = []  # runs, gathered to be one event
-        self.staged_size = 0
-        self.endings: dict[int, Any] = {}  # items that end in this turn and that somebody waits for
-        self.results: dict[int, bytes] = {}  # of completed items of which nothing is kept
+    parts: list[Part] = []
+    chunks: list[Chunk] = []
+    documents: dict[int, bytes] = {}
+    chunk_wants: set[int] = set()
+    document_wants: list[int] = []
+    lookups: list[Lookup] = []
+    journal_wants: set[tuple[int, int]] = set()  # pages of the journal: after which turn, how many rows
+    pinned: dict[int, Records] = {}
+    # Produced in this turn and not yet sealed into chunks:
+    first: int = 0
+    records: list[bytes | Record] = []
+    size: int = 0
+    requests: list[tuple[bytes, int, int, bytes | None]] = []
+    arrivals: list[tuple[bytes, int, int, int]] = []
+    names: set[bytes] = set()  # keys, ids, requests and transfers that this turn brings in
+    completed: list[tuple[Lease, list[int]]] = []  # runs, gathered to be one event
+    staged_size: int = 0
+    endings: dict[int, Any] = {}  # items that end in this turn and that somebody waits for
+    results: dict[int, bytes] = {}  # of completed items of which nothing is kept
 
     @property
     def untouched(self) -> bool:
@@ -270,7 +274,7 @@ def _find_completed(store: Store, lookups: list[Lookup]) -> None:
 def _completed(events: Iterable[Sequence[Any]], numbers: Collection[int]) -> Iterator[tuple[int, int]]:
     """Those of these items that the events completed, with their grants."""
     for event in events:
-        if event[0] == Event.COMPLETED:
+        if event[0] == _COMPLETED:
             for run, grant in zip(event[2][::2], event[2][1::2], strict=True):
                 span = run_span(run)
                 smaller, larger = (span, numbers) if len(span) < len(numbers) else (numbers, span)
@@ -340,7 +344,7 @@ class Lane:
 
     @property
     def free(self) -> bool:
-        return self.job is None and self.status is Status.OPEN
+        return self.job is None and self.status is _OPEN
 
     def job_age(self, now: int) -> int:
         return 0 if self.job is None or self.job.began_at is None else now - self.job.began_at
@@ -380,7 +384,7 @@ class Lane:
             last = piece is pieces[-1]
             requests, arrivals = (draft.requests, draft.arrivals) if last else ([], [])
             meta = encode_meta(piece)
-            partition.change(Event.PRODUCED, first, len(piece), deadline, meta, requests, arrivals)
+            partition.change(_PRODUCED, first, len(piece), deadline, meta, requests, arrivals)
             records: Records = list(piece)
             body = encode_records(records)
             draft.chunks.append(Chunk(first, len(piece), body))
@@ -579,7 +583,7 @@ def _lengths(records: list[bytes | Record]) -> list[int]:
 def _ended_span(events: list[tuple[int, ...]]) -> tuple[int, int] | None:
     low, high = -1, -1
     for event in events:
-        if event[0] == Event.COMPLETED:
+        if event[0] == _COMPLETED:
             for run in event[2][::2]:  # type: ignore[index]
                 first = run >> RUN_BITS
                 last = first + (run & (RUN_MAX - 1))

@@ -19,6 +19,7 @@ from millpond.queue.tokens import ChunkGrant
 from millpond.queue.waiters import share
 
 _COUNT_MASK = RUN_MAX - 1
+_LEASED = Event.LEASED  # a member of an enum takes long to look up
 _NONE: set[int] = set()
 _NOTHING_KNOWN: dict[int, LeasedFields] = {}
 
@@ -141,7 +142,7 @@ def assign_leases(queue: QueueState, now: int) -> None:
     lanes = [lane for lane in queue.free if lane.partition.ready.count]
     if not lanes:
         return
-    total = sum(lane.partition.ready.count for lane in lanes)
+    total = sum([lane.partition.ready.count for lane in lanes])
     leases = queue.waiters.first(total)
     shares = share(total, [lease.batch for lease in leases])
     queue.waiters.remove_first(len(leases))
@@ -172,7 +173,7 @@ def _take(lanes: list[Lane], count: int, client: str, deadline: int) -> list[tup
     while count:
         lane = lanes[0] if len(lanes) == 1 else min(lanes, key=lease_rank)
         runs = lane.partition.ready.peek(count)
-        lane.partition.change(Event.LEASED, client, deadline, runs)
+        lane.partition.change(_LEASED, client, deadline, runs)
         for run in runs:
             items = (run & _COUNT_MASK) + 1
             count -= items

@@ -178,7 +178,7 @@ class LogicalQueue:
     def _look_after_lanes(self, now: int) -> None:
         for lane in self.state.everyone:
             if lane.job is None and not self.closing:
-                if lane.status != Status.OPEN and lane.probe_at <= now:
+                if not lane.free and lane.probe_at <= now:
                     self._start(LoadJob(lane, self.state.incarnation, self.state.settings.dedup_window_ms))
                 elif lane.full and lane.probe_at <= now:
                     lane.probe_at = now + RELIEVE_MS
@@ -439,7 +439,7 @@ class LogicalQueue:
                     wakes.append(now)
                 if has_unsent(lane):
                     wakes.append(max(now, lane.resend_at))
-            if lane.job is None and not self.closing and (lane.status != Status.OPEN or lane.full):
+            if lane.job is None and not self.closing and (lane.full or not lane.free):
                 wakes.append(lane.probe_at)
             if lane.waiting and not lane.free:
                 wakes += [part.deadline() for part in lane.waiting]
@@ -455,7 +455,8 @@ class LogicalQueue:
             wakes += [reader.until for reader in state.readers]
         if (at := state.watches.next_at()) is not None:
             wakes.append(at)
-        wakes += [at for at in (state.sweep_at, state.carry_at) if at < NEVER]
+        if state.sweep_at < NEVER or state.carry_at < NEVER:
+            wakes.append(min(state.sweep_at, state.carry_at))
         wakes += [at for at in self._removals() if at > now]
         if state.unsettled:  # a request has ended in this turn, and what it leaves is looked after in the next
             wakes.append(now)
@@ -489,8 +490,8 @@ class LogicalQueue:
 
     def _removals(self) -> list[int]:
         """When partitions that are empty, and whose names others have, can be removed."""
-        lanes = [lane for lane in self.state.lanes.values() if lane.legacy is not None]
-        return [at for lane in lanes if (at := removable_at(self.state, lane)) is not None]
+        lanes = self.state.lanes.values()
+        return [at for lane in lanes if lane.legacy is not None and (at := removable_at(self.state, lane)) is not None]
 
     def shed_stale_timers(self) -> None:
         """After this `sleeping_until` is exact: a sleeping queue should not be woken for nothing."""

@@ -212,7 +212,8 @@ class Partition:
             self.ready.push(0, first, count)
         else:
             self._place_all(first, Named.read(meta))
-        self.on_remembered(requests)
+        if requests:
+            self.on_remembered(requests)
         for name, number, documents, fence in arrivals:
             self.dedup.arrivals[name] = number
             self.fence = max(self.fence, fence)
