@@ -24,6 +24,7 @@ from millpond.wire.payloads import (
     looked_item,
     new_items,
     produce_items,
+    single_lease,
 )
 from millpond.wire.replies import LeaseReply, LookItem, LookPage
 from millpond.wire.requests import Produce, ProducePlain, Stage, StagePlain
@@ -117,6 +118,40 @@ def test_leased_and_looked_at_items_come_back_whole(codec: Codec) -> None:
                 assert looked_item(codec.decode(codec.encode(look_item(item, codec)), LookItem)) == item
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"text", b'quoted "%d" \\ @', "\u00fc\u2028\U0001f9ca".encode(), b"\x00\x1f\x7f", b"100%" * 999]
+)
+def test_a_single_lease_is_told_as_one_of_many_is(payload: bytes) -> None:
+    async def scenario() -> None:
+        async with AsyncPond(":memory:") as pond:
+            await pond.create_queue("q")
+            await pond.produce("q", [payload] * 3)
+            for _ in range(3):
+                items = await pond.lease("q")
+                expected = lease_reply(items, JSON)
+                assert single_lease(items, JSON) == (expected.items[0].correlation_id, JSON.encode(expected))
+
+    asyncio.run(scenario())
+
+
+def test_what_is_no_plain_text_is_told_item_by_item() -> None:
+    async def scenario() -> None:
+        async with AsyncPond(":memory:") as pond:
+            await pond.create_queue("q")
+            await pond.produce("q", [b"a", b"b"])
+            batch = await pond.lease("q", batch=2)
+            assert single_lease(batch, JSON) is None
+            assert single_lease([batch[0]], JSON) is None
+            for item in (b"\xff", NewItem(payload=b"x", kind="k")):
+                await pond.produce("q", [item])
+                assert single_lease(await pond.lease("q"), JSON) is None
+            await pond.produce("q", [b"a"])
+            assert single_lease(await pond.lease("q"), MSGPACK) is None
+            assert single_lease(await pond.lease("q"), JSON) is None  # there is none
+
+    asyncio.run(scenario())
 
 
 def test_a_json_payload_does_not_keep_the_body_alive() -> None:

@@ -104,6 +104,25 @@ def test_naming_ones_own_queue_opens_no_other(guarded: Guarded) -> None:
     assert guarded.server.must("queue.complete", leases=[held["blue"]])["results"][0]["ok"]
 
 
+def test_what_a_head_was_allowed_once_opens_nothing_else_to_it(guarded: Guarded) -> None:
+    """The heads of these requests are the same to the byte: who may do what is remembered by them."""
+    consumer, producer = guarded.secrets["consumer of red"], guarded.secrets["producer"]
+    job = '"kind": "command", "text": ""'
+    plain = '"text": "' + "x" * (len(job) - len('"text": ""')) + '"'
+    asked = [
+        (consumer, "queue.lease", '{"queue": "red/q"}', 200),
+        (consumer, "queue.lease", '{"queue": "other"}', 403),
+        (consumer, "queue.lease", '{"queue": "red/q"}', 200),
+        (producer, "queue.produce", f'{{"queue": "other", "items": [{{{plain}}}]}}', 200),
+        (producer, "queue.produce", f'{{"queue": "other", "items": [{{{job}}}]}}', 403),
+    ]
+    with guarded.server.connect() as sock:
+        for secret, call, body, status in asked * 2:
+            headers = "Content-Type: application/json", f"Authorization: Bearer {secret}"
+            sock.sendall(post(f"/v1/{call}", body.encode(), *headers))
+            assert int(read_reply(sock).split()[1]) == status, (call, body)
+
+
 def test_lists_are_of_ones_own_queues_and_tell_no_other_names(guarded: Guarded) -> None:
     viewer = guarded.secrets["viewer of some"]
     for number in range(30):
