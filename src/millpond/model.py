@@ -232,7 +232,7 @@ class Grant(Protocol):
 
     def token(self, number: int) -> str: ...
 
-    def names(self, first: int, count: int) -> Iterator[tuple[str, str, str]]:
+    def names(self, first: int, count: int) -> list[tuple[str, str, str]]:
         """Id, lease token and correlation id of each of these neighbours."""
         ...
 
@@ -243,8 +243,8 @@ class Grant(Protocol):
         """
         ...
 
-    def seal(self, number: int, check: int) -> int:
-        """The last 8 hex digits of a token."""
+    def ends(self, number: int, check: int) -> tuple[str, str]:
+        """The hex digits of an item's number, and those that seal its token."""
         ...
 
     def fields(self, number: int, payload: bytes) -> LeasedFields: ...

@@ -394,7 +394,7 @@ def _completed(mint: Mint, tokens: list[Token]) -> list[Result]:
     created = tokens[0][3]
     if {token[3:] for token in tokens} == {(created, None)}:  # leased together, and plain
         prefix = mint.correlation_prefix(created)
-        return [Result(True, f"{prefix}{token[1]:012x}") for token in tokens]
+        return [Result(True, prefix + token[1].to_bytes(6, "big").hex()) for token in tokens]
     return [Result(True, own or mint.correlation_id(number, created)) for _, number, _, created, own in tokens]
 
 

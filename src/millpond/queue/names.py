@@ -207,4 +207,5 @@ def _id_of(lane: Lane, number: int, ended: Ended | None) -> str:
 
 def plain_replies(mint: Mint, created: int, first: int, count: int) -> list[Produced]:
     prefix, id_prefix = mint.correlation_prefix(created), mint.id_prefix
-    return [Produced(f"{id_prefix}{n}", f"{prefix}{n:012x}") for n in range(first, first + count)]
+    numbers = range(first, first + count)
+    return [Produced(f"{id_prefix}{n}", prefix + n.to_bytes(6, "big").hex()) for n in numbers]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from zlib import crc32
@@ -59,7 +59,9 @@ class Mint:
 
     def correlation_id(self, number: int, created: int) -> str:
         last, prefix = self._stamp
-        return f"{prefix if created == last else self.correlation_prefix(created)}{number:012x}"
+        if created != last:
+            prefix = self.correlation_prefix(created)
+        return prefix + number.to_bytes(6, "big").hex()  # in half the time of a format
 
     def token(self, number: int, grant: int, created: int, correlation_id: str | None) -> str:
         body = _BODY.pack(self._partition, grant, created, number >> 32, number & 0xFFFFFFFF)
@@ -68,14 +70,16 @@ class Mint:
             return f"{self._token_prefix}{body.hex()}{check:08x}"
         return f"{self._token_prefix}{body.hex()}{crc32(correlation_id.encode(), check):08x}.{correlation_id}"
 
-    def names(self, first: int, count: int, grant: int, created: int) -> Iterator[tuple[str, str, str]]:
+    def names(self, first: int, count: int, grant: int, created: int) -> list[tuple[str, str, str]]:
         """Id, lease token and correlation id of neighbours, at a third of the price."""
         token, check = self.granted(grant, created)
         ids, correlation = self.id_prefix, self.correlation_prefix(created)
+        named: list[tuple[str, str, str]] = []
         for number in range(first, first + count):
-            digits = f"{number:012x}"
-            sealed = crc32(number.to_bytes(6, "big"), check)
-            yield f"{ids}{number}", f"{token}{digits}{sealed:08x}", f"{correlation}{digits}"
+            tail = number.to_bytes(6, "big")
+            digits, sealed = tail.hex(), crc32(tail, check).to_bytes(4, "big").hex()
+            named.append((f"{ids}{number}", f"{token}{digits}{sealed}", f"{correlation}{digits}"))
+        return named
 
     def granted(self, grant: int, created: int) -> tuple[str, int]:
         """What the tokens of one grant begin with, and the checksum so far."""
@@ -114,15 +118,16 @@ class ChunkGrant(msgspec.Struct, gc=False):
     def token(self, number: int) -> str:
         return self.mint.token(number, self.turn, self.created, None)
 
-    def names(self, first: int, count: int) -> Iterator[tuple[str, str, str]]:
+    def names(self, first: int, count: int) -> list[tuple[str, str, str]]:
         return self.mint.names(first, count, self.turn, self.created)
 
     def beginnings(self) -> tuple[str, str, int, str]:
         token, check = self.mint.granted(self.turn, self.created)
         return self.mint.id_prefix, token, check, self.mint.correlation_prefix(self.created)
 
-    def seal(self, number: int, check: int) -> int:
-        return crc32(number.to_bytes(6, "big"), check)
+    def ends(self, number: int, check: int) -> tuple[str, str]:
+        tail = number.to_bytes(6, "big")
+        return tail.hex(), crc32(tail, check).to_bytes(4, "big").hex()
 
     def fields(self, number: int, payload: bytes) -> LeasedFields:
         mint = self.mint

@@ -172,8 +172,9 @@ def single_lease(items: Sequence[LeasedItem], codec: Codec) -> tuple[str, bytes]
     if grant.form is None:
         grant.form = _single_form(grant, codec)
     correlation, check, form = grant.form
-    body = form % (number, number, grant.seal(number, check), number, codec.encode(text))
-    return f"{correlation}{number:012x}", body
+    ending, seal = grant.ends(number, check)
+    digits = ending.encode()
+    return f"{correlation}{ending}", form % (number, digits, seal.encode(), digits, codec.encode(text))
 
 
 def _single_form(grant: Grant, codec: Codec) -> tuple[str, int, bytes]:
@@ -182,7 +183,7 @@ def _single_form(grant: Grant, codec: Codec) -> tuple[str, int, bytes]:
     fencing_token, deadline, created_at = grant.fencing_token, grant.lease_deadline, grant.created_at
     item = LeaseItem(f"{ids}@", f"{token}@", f"{correlation}@", 1, 1, fencing_token, deadline, created_at, "@")
     start, lease, correlation_id, rest, end = codec.encode(LeaseReply([item])).split(b"@")
-    return correlation, check, b"%b%%d%b%%012x%%08x%b%%012x%b%%b%b" % (start, lease, correlation_id, rest[:-1], end[1:])
+    return correlation, check, b"%b%%d%b%%b%%b%b%%b%b%%b%b" % (start, lease, correlation_id, rest[:-1], end[1:])
 
 
 def _run_items(run: LeasedRun, binary: bool) -> list[LeaseItem]:
