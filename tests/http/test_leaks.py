@@ -12,7 +12,7 @@ import pytest
 from millpond.http.app import Limits
 from millpond.http.lean import LeanCycle
 from millpond.model import LeasedItems
-from millpond.service.lean import Begun
+from millpond.queue.requests import Lease
 from tests.http.served import Served, post, read_reply, serve
 from tests.http.streams import ARROW, stream
 
@@ -74,7 +74,7 @@ def test_an_answered_hot_call_leaves_nothing_for_the_collector() -> None:
     """What only the collector can free costs more than the call."""
 
     def cycles() -> int:
-        return sum(type(one) in (LeanCycle, Begun, LeasedItems) for one in gc.get_objects())
+        return sum(type(one) in (LeanCycle, Lease, LeasedItems) for one in gc.get_objects())
 
     with serve() as served, served.connect() as sock:
         served.must("queues.create", name="q")

@@ -6,7 +6,7 @@ Arguments are validated before they get here; instants and durations are ms on t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -17,6 +17,14 @@ from millpond.model import REQUEST_TIMEOUT_MS, DeadReason, LeaseLike, OnConflict
 
 def _nobody(request: Request) -> None:
     """The default receiver of replies."""
+
+
+class Keeper(Protocol):
+    """Whoever has taken a request."""
+
+    unanswered: set[Any]
+
+    def withdraw(self, request: Request) -> None: ...
 
 
 class Request(msgspec.Struct, kw_only=True, eq=False):
@@ -34,7 +42,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     value: Any = None
     error: MillpondError | None = None
     done: Callable[[Any], None] = _nobody
-    unanswered: set[Any] | None = None  # where it is kept until it is answered
+    runner: Keeper | None = None  # who keeps it until it is answered
 
     def arrive(self, now: int, timeout: int = REQUEST_TIMEOUT_MS) -> None:
         self.at = now
@@ -44,17 +52,22 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
         assert not self.answered, f"{type(self).__name__} is answered twice"
         self.answered = True
         self.value = value
-        if self.unanswered is not None:
-            self.unanswered.discard(self)
+        if self.runner is not None:
+            self.runner.unanswered.discard(self)
         self.done(self)
 
     def fail(self, error: MillpondError) -> None:
         assert not self.answered, f"{type(self).__name__} is answered twice"
         self.answered = True
         self.error = error
-        if self.unanswered is not None:
-            self.unanswered.discard(self)
+        if self.runner is not None:
+            self.runner.unanswered.discard(self)
         self.done(self)
+
+    def withdraw(self) -> None:
+        """The caller has gone: what it would have got goes back."""
+        assert self.runner is not None, "nobody withdraws what nobody has taken"
+        self.runner.withdraw(self)
 
 
 class Produce(Request, eq=False):

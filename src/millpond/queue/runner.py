@@ -90,7 +90,7 @@ class Runner:
         self._letting_go: dict[
             int, asyncio.Future[None]
         ] = {}  # partitions that are removed, until their store is closed
-        self._unanswered: set[Request] = set()
+        self.unanswered: set[Request] = set()
         self.wake()
 
     def ask(self, request: Request) -> asyncio.Future[Any]:
@@ -102,8 +102,8 @@ class Runner:
     def accept(self, request: Request, done: Callable[[Any], None]) -> None:
         """Submit; `done` is called with the request once it is answered: no future and no task."""
         request.done = done
-        request.unanswered = self._unanswered
-        self._unanswered.add(request)
+        request.runner = self
+        self.unanswered.add(request)
         self.submit(request)
 
     def withdraw(self, request: Request) -> None:
@@ -193,7 +193,7 @@ class Runner:
         now = self._clock.now()
         self._meter.panics += 1
         self.queue.panic(error, now)
-        for request in list(self._unanswered):  # those that the queue had in its hands just then
+        for request in list(self.unanswered):  # those that the queue had in its hands just then
             if not request.answered:
                 request.fail(InternalError(f"millpond has a bug ({type(error).__name__}: {error}); please report it"))
         self._set_timer(now + PANIC_PAUSE_MS, now)

@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-
 from millpond.clock import Clock
 from millpond.model import Duration, Items, LeaseLike, OnConflict, Retry
 from millpond.queue.requests import Complete, Extend, Lease, Request, RetryItems
-from millpond.queue.runner import Runner
 from millpond.service import validate
 from millpond.service.manager import QueuesManager
 from millpond.service.service import lease_terms, produce_request
@@ -23,16 +20,6 @@ Done = Callable[[Any], None]
 _terms = lru_cache(TERMS_KEPT, typed=True)(lease_terms)  # typed: True is no number
 
 
-class Begun(msgspec.Struct, eq=False):
-    """A request on its way."""
-
-    runner: Runner
-    request: Request
-
-    def withdraw(self) -> None:
-        self.runner.withdraw(self.request)
-
-
 class LeanService:
     def __init__(self, manager: QueuesManager, clock: Clock) -> None:
         self._manager = manager
@@ -40,29 +27,29 @@ class LeanService:
 
     def begin_produce(
         self, queue: str, items: Items, on_conflict: OnConflict, request_id: str | None, done: Done
-    ) -> Begun | None:
+    ) -> Request | None:
         return self._begin(queue, produce_request(items, on_conflict, request_id, self._clock), done)
 
     def begin_lease(
         self, queue: str, batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str, done: Done
-    ) -> Begun | None:
+    ) -> Request | None:
         return self._begin(queue, Lease(*_terms(batch, wait, lease_timeout, client_id)), done)
 
-    def begin_complete(self, queue: str, leases: Sequence[LeaseLike], done: Done) -> Begun | None:
+    def begin_complete(self, queue: str, leases: Sequence[LeaseLike], done: Done) -> Request | None:
         return self._begin(queue, Complete(validate.leases(leases)), done)
 
-    def begin_retry(self, queue: str, items: Sequence[Retry], done: Done) -> Begun | None:
+    def begin_retry(self, queue: str, items: Sequence[Retry], done: Done) -> Request | None:
         return self._begin(queue, RetryItems(validate.retries(items, self._clock.now())), done)
 
     def begin_extend(
         self, queue: str, leases: Sequence[LeaseLike], lease_timeout: Duration | None, done: Done
-    ) -> Begun | None:
+    ) -> Request | None:
         timeout = validate.lease_timeout_ms(lease_timeout, low=0)
         return self._begin(queue, Extend(validate.leases(leases), timeout), done)
 
-    def _begin(self, queue: str, request: Request, done: Done) -> Begun | None:
+    def _begin(self, queue: str, request: Request, done: Done) -> Request | None:
         runner = self._manager.awake(queue)
         if runner is None:
             return None
         runner.accept(request, done)
-        return Begun(runner, request)
+        return request

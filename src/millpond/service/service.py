@@ -418,7 +418,7 @@ class Service:
         try:
             return await future
         except asyncio.CancelledError:
-            runner.withdraw(request)
+            request.withdraw()
             raise
 
     async def _audited(
