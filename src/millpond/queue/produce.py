@@ -126,7 +126,7 @@ def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int
             if type(record) is Record:
                 lane.draft.names.update(names_of(record))
     if request.request is not None:
-        plain = not duplicates and not request.named and all(type(r) is bytes for r in records)
+        plain = not duplicates and not request.named and set(map(type, records)) == {bytes}
         reply = None if plain else _encode_reply([(r.id, r.correlation_id, r.duplicate) for r in replies])
         lane.draft.requests.append((request.request, first, len(records), reply))
         lane.draft.names.add(request.request)
