@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -10,7 +12,15 @@ from msgspec.structs import replace
 
 from millpond.clock import ManualClock
 from millpond.history.format import Record
-from millpond.model import LeasedItem, PartitionDefinition, Produced, QueueDefinition, QueueSettings, Rebalancing
+from millpond.model import (
+    LeasedItem,
+    PartitionDefinition,
+    PlainItems,
+    Produced,
+    QueueDefinition,
+    QueueSettings,
+    Rebalancing,
+)
 from millpond.queue.bodies import Bodies, Budget
 from millpond.queue.lane import Lane, meta_lane
 from millpond.queue.logical import LogicalQueue
@@ -27,6 +37,12 @@ def definition(name: str = "q", partitions: int = 1, **settings: Any) -> QueueDe
         created_at=0,
         updated_at=0,
     )
+
+
+def plain_items(payloads: Sequence[bytes]) -> PlainItems:
+    """As Arrow would have them, somewhere in a longer buffer."""
+    offsets = array("I", accumulate(map(len, payloads), initial=5))
+    return PlainItems(memoryview(offsets), memoryview(b"ahead" + b"".join(payloads)), max(map(len, payloads)))
 
 
 class Pond:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 import msgspec
@@ -164,6 +164,28 @@ class ItemColumns(Batch[Payload]):
         """One that has nothing but a payload is its payload."""
         fields = {name: value for name, value in zip(self.columns, row, strict=True) if value is not None}
         return NewItem(payload=payload, **fields) if fields else payload
+
+
+class PlainItems(Batch[Payload]):
+    """New items that are nothing but payloads, as Arrow has them: `offsets` (32 bits each) tell where in `data` each
+    begins, and where the last one ends. Who stores many of them at a time looks at none.
+    """
+
+    __slots__ = ("data", "largest", "offsets")
+
+    def __init__(self, offsets: memoryview, data: memoryview, largest: int) -> None:
+        self.offsets = offsets
+        self.data = data
+        self.largest = largest
+        super().__init__(len(offsets) - 1, self._items)
+
+    @property
+    def size(self) -> int:
+        """Of all payloads together."""
+        return int(self.offsets[-1] - self.offsets[0])
+
+    def _items(self) -> list[Payload]:
+        return [bytes(self.data[start:end]) for start, end in pairwise(self.offsets.tolist())]
 
 
 class Produced(msgspec.Struct, gc=False, omit_defaults=True):

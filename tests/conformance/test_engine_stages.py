@@ -13,7 +13,7 @@ from millpond.queue import stages as stages_module
 from millpond.queue.requests import ListItems, PublishStage, ReadJournal, StageItems
 from tests.conformance.conftest import MakePond
 from tests.conformance.engine import FaultyStores, SteppedPond, keyed, numbered, payloads, request
-from tests.drive import definition
+from tests.drive import definition, plain_items
 
 SECOND = 1_000
 
@@ -99,6 +99,16 @@ def test_a_large_chunk_is_stored_in_pieces(pond: SteppedPond) -> None:
     assert [piece.count for piece in pond.partition().staged["t"]["x"]] == [1_000, 1_000, 500]
     assert pond.publish("x").items == 2_500
     assert [item.payload for _ in range(5) for item in pond.lease(500)] == numbered(2_500)
+
+
+def test_givenalone_are_cut_by_their_number_and_their_bytes(pond: SteppedPond) -> None:
+    given = [*numbered(1_200), *[bytes([65 + number]) * 600_000 for number in range(3)], b"", b"last"]
+    asked = pond.ask(StageItems("t", "x", plain_items(given), 0))
+    assert asked.items == len(given)
+    assert [piece.count for piece in pond.partition().staged["t"]["x"]] == [1_000, 201, 1, 3]
+    assert pond.publish("x").items == len(given)
+    pond.reopen()
+    assert [item.payload for _ in range(3) for item in pond.lease(500)] == given
 
 
 def test_a_full_turn_stages_in_the_next(pond: SteppedPond, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from millpond.queue.requests import (
     Request,
     StageItems,
 )
+from tests.drive import plain_items
 from tests.sim import asks
 from tests.sim.asks import Ask
 from tests.sim.decided import Decisions, split
@@ -188,7 +189,9 @@ class BatchCallers:
         if (txn, chunk) not in self.contents:
             self.contents[txn, chunk] = [self._record() for _ in range(self.consumers.few(5))]
         records = self.contents[txn, chunk]
-        ask = self._ask(asks.STAGE, StageItems(txn, chunk, [copy(record) for record in records], 30 * len(records)))
+        plain = [record for record in records if isinstance(record, bytes)]
+        given = plain_items(plain) if len(plain) == len(records) else [copy(record) for record in records]
+        ask = self._ask(asks.STAGE, StageItems(txn, chunk, given, 30 * len(records)))
         ask.records = records
         return ask
 

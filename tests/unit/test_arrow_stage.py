@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.errors import BatchTooLarge, InvalidRequest
-from millpond.model import STAGE_ITEMS_MAX, NewItem
+from millpond.model import STAGE_ITEMS_MAX, NewItem, PlainItems
 from millpond.wire.staged import COLUMNS, decode_items, parameters, read_stage
 from tests.http.streams import stream
 
@@ -82,6 +82,16 @@ def test_a_stream_of_several_batches_is_one_chunk() -> None:
         payload if key is None else NewItem(payload=payload, key=key)
         for payload, key in zip(payloads, keys, strict=True)
     ]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string()])
+def test_payloads_alone_are_not_looked_at_one_by_one(kind: Any) -> None:
+    items = decode_items(stream(payload=pa.array(["", "some", "", "longest"], kind).slice(1)))
+    assert isinstance(items, PlainItems)
+    assert (items.size, items.largest) == (11, 7)
+    assert items == [b"some", b"", b"longest"]
+    nothing = decode_items(stream(payload=pa.array(["", ""], kind)))
+    assert nothing == [b"", b""]
 
 
 def test_an_empty_stream_has_no_items() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from millpond.history.format import (
     decode_state,
     encode_entry,
     encode_meta,
+    encode_plain,
     encode_records,
     encode_state,
     numbers_of,
@@ -28,6 +30,7 @@ from millpond.history.format import (
     run_span,
     runs_of,
 )
+from millpond.model import PlainItems
 from millpond.queue.decisions import Decisions
 from millpond.queue.partition import Partition
 
@@ -76,6 +79,16 @@ def test_records_read_back() -> None:
     assert decode_records(encode_records(records)) == records
 
 
+def test_payloads_read_back_from_wherever_their_offsets_begin() -> None:
+    data = b"before" + b"one" + b"" + b"three" + b"after"
+    offsets = memoryview(array("I", [0, 6, 9, 9, 14, 19]))
+    items = PlainItems(offsets, memoryview(data), 6)
+    assert (list(items), items.size) == ([b"before", b"one", b"", b"three", b"after"], 19)
+    assert decode_records(encode_plain(items, 0, 5)) == list(items)
+    assert decode_records(encode_plain(items, 1, 4)) == [b"one", b"", b"three"]
+    assert encode_plain(items, 2, 3).hex() == "02" + "01000000" + "09000000" * 2  # version, number, offsets, nothing
+
+
 def test_meta_is_all_but_the_payloads() -> None:
     assert encode_meta([b"a", b"b"]) is None
     meta = encode_meta([b"a", Record(b"payload", key="k")])
@@ -102,5 +115,5 @@ def test_every_kind_of_event_is_a_transition_of_the_partition() -> None:
 
 def test_a_chunk_of_a_version_to_come_is_refused() -> None:
     body = encode_records([b"a"])
-    with pytest.raises(ValueError, match="chunk of version 2"):
-        decode_records(b"\x02" + body[1:])
+    with pytest.raises(ValueError, match="chunk of version 3"):
+        decode_records(b"\x03" + body[1:])

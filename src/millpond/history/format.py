@@ -9,15 +9,20 @@ versions stay readable for ever: a change of shape adds a version here and an `u
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from millpond.model import PlainItems
+
 JOURNAL_VERSION = 1
-CHUNK_VERSION = 1
-_CHUNK_VERSION = bytes([CHUNK_VERSION])
+CHUNK_VERSION = 2
+_OF_RECORDS, _OF_PAYLOADS = b"\x01", b"\x02"  # the versions of a chunk's body: both are written
+_COUNT = struct.Struct("<I")
 RUN_BITS = 20
 RUN_MAX = 1 << RUN_BITS
 TRIES_BITS = 32  # attempts << 32 | deliveries
@@ -128,13 +133,27 @@ def decode_entry(row: bytes) -> JournalEntry:
 
 def encode_records(records: list[bytes | Record | None]) -> bytes:
     """A chunk's body: a byte of version, then the records. None marks one that is gone."""
-    return _CHUNK_VERSION + _encode(records)
+    return _OF_RECORDS + _encode(records)
+
+
+def encode_plain(items: PlainItems, low: int, high: int) -> bytes:
+    """The body of a chunk of some of these: a byte of version, their number, their offsets and one more, the payloads.
+
+    The offsets are as they were given, so that none of them has to be looked at.
+    """
+    offsets = items.offsets[low : high + 1]
+    return b"".join((_OF_PAYLOADS, _COUNT.pack(high - low), offsets, items.data[offsets[0] : offsets[-1]]))
 
 
 def decode_records(body: bytes) -> list[bytes | Record | None]:
-    if body[:1] != _CHUNK_VERSION:
+    if body[:1] == _OF_RECORDS:
+        return _decode_records(memoryview(body)[1:])
+    if body[:1] != _OF_PAYLOADS:
         raise ValueError(f"chunk of version {body[0]}; this millpond reads up to {CHUNK_VERSION}")
-    return _decode_records(memoryview(body)[1:])
+    [count] = _COUNT.unpack_from(body, 1)
+    offsets = struct.unpack_from(f"<{count + 1}I", body, 1 + _COUNT.size)
+    start = 1 + _COUNT.size * (count + 2) - offsets[0]
+    return [body[start + one : start + other] for one, other in pairwise(offsets)]
 
 
 def encode_meta(records: list[bytes | Record]) -> bytes | None:

@@ -8,6 +8,7 @@ tells whether the turn is in it.
 from __future__ import annotations
 
 import enum
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,10 +24,11 @@ from millpond.history.format import (
     decode_records,
     encode_entry,
     encode_meta,
+    encode_plain,
     encode_records,
     run_span,
 )
-from millpond.model import REQUEST_TIMEOUT_MS, PartitionDefinition, QueueSettings
+from millpond.model import REQUEST_TIMEOUT_MS, PartitionDefinition, PlainItems, QueueSettings
 from millpond.queue.bodies import Bodies, Budget, Records, weigh
 from millpond.queue.leases import Lease
 from millpond.queue.named import Named
@@ -393,16 +395,24 @@ class Lane:
             first += len(piece)
         draft.records, draft.size, draft.requests, draft.arrivals = [], 0, [], []
 
-    def stage(self, txn: str, chunk: str, records: list[bytes | Record], size: int) -> None:
+    def stage(self, txn: str, chunk: str, records: list[bytes | Record] | PlainItems, size: int) -> None:
         """Store records under numbers of their own, without an item for anybody to see."""
         assert not self.draft.records, "what is produced in a turn comes after"
         self.draft.staged_size += size
+        if isinstance(records, PlainItems):
+            for low, high in _spans(records):
+                self._stage_chunk(txn, chunk, high - low, None, encode_plain(records, low, high))
+            return
         for piece in _pieces(records, size):
             first, meta = self.partition.next_number, encode_meta(piece)
-            self.partition.change(Event.STAGED, txn, chunk, first, len(piece), meta)
+            self._stage_chunk(txn, chunk, len(piece), meta, encode_records(list(piece)))
             if meta is not None and self.partition.staged_count <= NAMED_MAX:
                 self.partition.at_hand[first] = Named(meta, piece)
-            self.draft.chunks.append(Chunk(first, len(piece), encode_records(list(piece))))
+
+    def _stage_chunk(self, txn: str, chunk: str, count: int, meta: bytes | None, body: bytes) -> None:
+        first = self.partition.next_number
+        self.partition.change(Event.STAGED, txn, chunk, first, count, meta)
+        self.draft.chunks.append(Chunk(first, count, body))
 
     def adopt(self, records: list[bytes | Record], items: list[tuple[Any, ...]], created: int, deadline: int) -> int:
         """Take in items of another partition; returns the number of the first. The turn has produced nothing yet."""
@@ -556,6 +566,17 @@ def _pieces(records: list[bytes | Record], size: int) -> list[list[bytes | Recor
         return [records]
     slices = [records[start : start + CHUNK_ITEMS_MAX] for start in range(0, len(records), CHUNK_ITEMS_MAX)]
     return [piece for some in slices for piece in _cut(some)]
+
+
+def _spans(items: PlainItems) -> Iterator[tuple[int, int]]:
+    """The same of payloads alone: from where to where."""
+    low, offsets = 0, items.offsets
+    while low < len(items):
+        high = min(low + CHUNK_ITEMS_MAX, len(items))
+        if offsets[high] - offsets[low] > CHUNK_BYTES_MAX:
+            high = max(low + 1, bisect_right(offsets, offsets[low] + CHUNK_BYTES_MAX, low, high) - 1)
+        yield low, high
+        low = high
 
 
 def _cut(records: list[bytes | Record]) -> list[list[bytes | Record]]:

@@ -12,7 +12,16 @@ import msgspec
 
 from millpond.errors import MillpondError
 from millpond.history.format import Record
-from millpond.model import REQUEST_TIMEOUT_MS, DeadReason, LeaseLike, OnConflict, RedriveFilter, Result, State
+from millpond.model import (
+    REQUEST_TIMEOUT_MS,
+    DeadReason,
+    LeaseLike,
+    OnConflict,
+    PlainItems,
+    RedriveFilter,
+    Result,
+    State,
+)
 
 
 def _nobody(request: Request) -> None:
@@ -312,7 +321,7 @@ class StageItems(Request, eq=False):
 
     txn: str
     chunk: str
-    records: list[bytes | Record]
+    records: list[bytes | Record] | PlainItems
     size: int
     named: bool = True  # whether any may have an id of its own
 

@@ -24,6 +24,7 @@ from millpond.model import (
     STRING_MAX,
     ItemColumns,
     Items,
+    PlainItems,
 )
 from millpond.service import validate
 
@@ -34,15 +35,19 @@ _CORRELATIONS = re.compile(r"[\x20-\x7e]*")
 Columns = Mapping[str, Sequence[Any]]
 
 
-def staged_items(items: Items, clock: Callable[[], int]) -> tuple[list[bytes | Record], int, bool]:
+def staged_items(items: Items, clock: Callable[[], int]) -> tuple[list[bytes | Record] | PlainItems, int, bool]:
     """Records, their bytes together, and whether any may have an id of its own; an id may come twice."""
-    if type(items) is ItemColumns and 0 < len(items) <= STAGE_ITEMS_MAX:
+    if type(items) is PlainItems and _is_in_bounds(len(items), items.size, items.largest):
+        return items, items.size, False
+    if type(items) is ItemColumns and len(items):
         total, largest = sum(map(len, items.payloads)), max(map(len, items.payloads))
-        if total <= PRODUCE_BYTES_MAX and largest <= PAYLOAD_BYTES_MAX:
-            records = _records(items, clock())
-            if records is not None:
-                return records, total, "id" in items.columns
+        if _is_in_bounds(len(items), total, largest) and (records := _records(items, clock())) is not None:
+            return records, total, "id" in items.columns
     return validate.new_items(items, clock, STAGE_ITEMS_MAX, repeats=True)
+
+
+def _is_in_bounds(count: int, total: int, largest: int) -> bool:
+    return 0 < count <= STAGE_ITEMS_MAX and total <= PRODUCE_BYTES_MAX and largest <= PAYLOAD_BYTES_MAX
 
 
 def _records(items: ItemColumns, now: int) -> list[bytes | Record] | None:

@@ -71,6 +71,14 @@ def library() -> Any:
 
 
 @cache
+def compute() -> Any:
+    """What pyarrow does with whole columns; it is slow to load."""
+    import pyarrow.compute
+
+    return pyarrow.compute
+
+
+@cache
 def schema() -> Any:
     pa, types = library(), _types()
     return pa.schema([pa.field(field.name, types[field.type], field.nullable) for field in ITEM_FIELDS])

@@ -7,6 +7,7 @@ could unfold into more than was sent (compression, dictionaries, views) is refus
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
@@ -16,8 +17,8 @@ from urllib.parse import parse_qsl
 from msgspec import Struct
 
 from millpond.errors import BatchTooLarge, InvalidRequest
-from millpond.model import STAGE_ITEMS_MAX, ItemColumns
-from millpond.wire.arrow import library
+from millpond.model import STAGE_ITEMS_MAX, ItemColumns, PlainItems
+from millpond.wire.arrow import compute, library
 from millpond.wire.codec import NAME_SHOWN_MAX
 
 COLUMNS: dict[str, str] = {
@@ -54,11 +55,12 @@ class StagedRows(Struct):
     queue: str
     txn: str
     chunk: str
-    items: ItemColumns
+    items: ItemColumns | PlainItems
 
     @property
     def kinds(self) -> frozenset[str]:
-        return frozenset(kind for kind in set(self.items.columns.get("kind", ())) if kind)
+        kinds = self.items.columns.get("kind", ()) if isinstance(self.items, ItemColumns) else ()
+        return frozenset(kind for kind in set(kinds) if kind)
 
 
 def read_stage(query: bytes, body: bytes) -> StagedRows:
@@ -96,7 +98,8 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 # ---- the stream -------------------------------------------------------------------------------------------
 
 
-def decode_items(body: bytes) -> ItemColumns:
+def decode_items(body: bytes) -> ItemColumns | PlainItems:
+    """By columns; those of a single batch with nothing but payloads as they lie in the body."""
     pa = library()
     if not body.endswith(_END_OF_STREAM):
         raise InvalidRequest("the body is no whole Arrow IPC stream; send one, and close its writer first")
@@ -106,12 +109,15 @@ def decode_items(body: bytes) -> ItemColumns:
         stream = pa.ipc.open_stream(body)
         _check_schema(stream.schema)
         _check_frames(body)
-        for batch in stream:
-            if len(payloads) + batch.num_rows > STAGE_ITEMS_MAX:
-                raise BatchTooLarge(
-                    f"the stream has more than {STAGE_ITEMS_MAX} rows; stage it in several chunks",
-                    items_max=STAGE_ITEMS_MAX,
-                )
+        batches = list(stream)
+        if sum(batch.num_rows for batch in batches) > STAGE_ITEMS_MAX:
+            raise BatchTooLarge(
+                f"the stream has more than {STAGE_ITEMS_MAX} rows; stage it in several chunks",
+                items_max=STAGE_ITEMS_MAX,
+            )
+        if len(batches) == 1 and (plain := _plain(batches[0])) is not None:
+            return plain
+        for batch in batches:
             _take_in(batch, payloads, columns)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:  # names may be no UTF-8
         raise InvalidRequest(f"the body is no Arrow IPC stream ({_first_line(error)}); send one") from None
@@ -206,6 +212,23 @@ def _take_in(batch: Any, payloads: list[bytes], columns: dict[str, list[Any]]) -
             )
     for values in columns.values():
         values += [None] * (before + batch.num_rows - len(values))
+
+
+def _plain(batch: Any) -> PlainItems | None:
+    """None: there is more to the rows, or something is wrong with them."""
+    types, column = library().types, batch.column(0)
+    if batch.num_columns > 1 or not batch.num_rows or column.null_count or sys.byteorder != "little":
+        return None
+    if not (types.is_binary(column.type) or types.is_string(column.type)):  # the large ones have larger offsets
+        return None
+    try:
+        column.validate(full=True)
+    except (library().ArrowException, OSError):
+        return None
+    _, places, data = column.buffers()
+    offsets = memoryview(places).cast("B").cast("I")[column.offset : column.offset + len(column) + 1]
+    largest = compute().max(compute().binary_length(column)).as_py()
+    return PlainItems(offsets, memoryview(data or b"").cast("B"), largest)
 
 
 def _payloads(column: Any, before: int) -> list[bytes]:
