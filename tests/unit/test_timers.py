@@ -22,7 +22,7 @@ def test_what_is_due_comes_by_instant_then_by_number() -> None:
             due = sorted(entry for entry in pending if entry[0] <= now)
             assert timers.pop_due(now) == [run for _, run in due]
             pending = [entry for entry in pending if entry[0] > now]
-        assert len(timers) == len(pending)
+        assert timers.count == len(pending)
         assert timers.next_at == min((at for at, _ in pending), default=NEVER)
 
 
@@ -31,7 +31,7 @@ def test_nothing_is_due_before_its_instant() -> None:
     timers.push(100, run_of(1, 1))
     assert timers.pop_due(99) == []
     assert timers.pop_due(100) == [run_of(1, 1)]
-    assert not timers
+    assert timers.count == 0
 
 
 def test_many_more_entries_than_live_items_are_stale() -> None:
@@ -41,5 +41,6 @@ def test_many_more_entries_than_live_items_are_stale() -> None:
     assert timers.stale(1)
     assert not timers.stale(5_000)
     timers.rebuild([7], [run_of(1, 1)])
+    assert timers.count == 1
     assert not timers.stale(1)
     assert timers.pop_due(7) == [run_of(1, 1)]

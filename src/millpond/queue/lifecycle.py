@@ -19,7 +19,7 @@ from millpond.queue.timers import NEVER, RUN_MASK, STALE_SLACK
 def run_lifecycle(queue: QueueState, lane: Lane, now: int) -> None:
     partition = lane.partition
     for timers in partition.timers:
-        if len(timers) > STALE_SLACK and _has_stale_timers(partition):
+        if timers.count > STALE_SLACK and _has_stale_timers(partition):
             shed_stale(partition)
             break
     if partition.lease_timers.next_at <= now:

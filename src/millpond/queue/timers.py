@@ -23,16 +23,18 @@ STALE_SLACK = 4_096  # below this a rebuild saves nothing worth having
 
 
 class Timers:
-    __slots__ = ("_ats", "_head", "_heap", "_last", "_runs", "next_at")
+    __slots__ = ("_ats", "_head", "_heap", "_last", "_runs", "count", "next_at")
 
     def __init__(self) -> None:
         self._ats, self._runs = array("q"), array("Q")  # the line, by instant
         self._head = 0  # how much of it has been popped
         self._last = 0  # the instant at its end
         self._heap: list[int] = []
+        self.count = 0
         self.next_at = NEVER  # the first instant of all
 
     def push(self, at: int, run: int) -> None:
+        self.count += 1
         if at < self.next_at:
             self.next_at = at
         if at >= self._last:
@@ -41,9 +43,6 @@ class Timers:
             self._runs.append(run)
         else:
             heappush(self._heap, at << _RUN_BITS | run)
-
-    def __len__(self) -> int:
-        return len(self._ats) - self._head + len(self._heap)
 
     def pop_due(self, now: int) -> list[int]:
         """Runs whose instant is `now` or earlier, by instant, then by number."""
@@ -56,12 +55,13 @@ class Timers:
         due = [at << _RUN_BITS | run for at, run in zip(self._ats[head:tail], self._runs[head:tail], strict=True)]
         while heap and heap[0] < limit:
             due.append(heappop(heap))
+        self.count -= len(due)
         self._drop(tail)
         due.sort()
         return due
 
     def stale(self, live: int) -> bool:
-        return len(self) > 2 * live + STALE_SLACK
+        return self.count > 2 * live + STALE_SLACK
 
     def rebuild(self, ats: Sequence[int], runs: Sequence[int]) -> None:
         """Start again with these, in any order."""
@@ -69,6 +69,7 @@ class Timers:
             order = sorted(range(len(ats)), key=ats.__getitem__)
             ats, runs = [ats[index] for index in order], [runs[index] for index in order]
         self._ats, self._runs, self._heap = array("q", ats), array("Q", runs), []
+        self.count = len(ats)
         self._head, self._last, self.next_at = 0, ats[-1] if ats else 0, ats[0] if ats else NEVER
 
     def _drop(self, head: int) -> None:
