@@ -37,7 +37,7 @@ class LeapingClock(Clock):
 
     def __init__(self) -> None:
         self._ahead = 0
-        super().__init__(lambda: time.time_ns() // 1_000_000 + self._ahead)
+        super().__init__(lambda: time.time_ns() + self._ahead * 1_000_000)
 
     def leap(self, ms: int) -> None:
         self._ahead += ms

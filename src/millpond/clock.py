@@ -4,39 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _elapsed_ms() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+_NS = 1_000_000  # in a millisecond
+_elapsed_ns = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 
 
 class Clock:
     """Follows the wall clock forwards and never goes back.
 
     When the wall clock steps back, time goes on at the pace of the elapsed-time clock, so that leases still
-    expire. `at_least` lifts it to a persisted high-water mark, so that a restart does not go back either.
+    expire. `at_least` lifts it to a persisted high-water mark, so that a restart does not go back either. The two
+    clocks that it follows tell nanoseconds.
     """
 
-    def __init__(self, wall: Callable[[], int] = _wall_ms, elapsed: Callable[[], int] = _elapsed_ms) -> None:
+    def __init__(self, wall: Callable[[], int] = time.time_ns, elapsed: Callable[[], int] = _elapsed_ns) -> None:
         self._wall = wall
         self._elapsed = elapsed
-        self._last = wall()
-        self._last_elapsed = elapsed()
+        self._last = wall() // _NS
+        self._last_elapsed = elapsed() // _NS
 
     def now(self) -> int:
-        elapsed = self._elapsed()
+        elapsed = self._elapsed() // _NS
         passed = self._last + elapsed - self._last_elapsed
         self._last_elapsed = elapsed
-        wall = self._wall()
+        wall = self._wall() // _NS
         self._last = now = wall if wall > passed else passed
         return now
 
     def at_least(self, instant: int) -> None:
-        self._last = max(self._last, instant)
+        if instant > self._last:
+            self._last = instant
 
 
 class ManualClock(Clock):
@@ -45,7 +43,7 @@ class ManualClock(Clock):
     def __init__(self, now: int = 1_700_000_000_000) -> None:
         self._wall_now = now
         self._elapsed_now = 0
-        super().__init__(lambda: self._wall_now, lambda: self._elapsed_now)
+        super().__init__(lambda: self._wall_now * _NS, lambda: self._elapsed_now * _NS)
 
     def advance(self, ms: int) -> None:
         self._wall_now += ms
