@@ -36,7 +36,6 @@ from millpond.queue.watching import look_after_load, tell_endings
 from millpond.store.base import StoreFull
 
 RELIEVE_MS = 1_000  # how often a full disk is looked at
-_OF_QUEUES = (Arrive, Forget)  # what queues ask of each other
 
 
 class LogicalQueue:
@@ -131,7 +130,7 @@ class LogicalQueue:
 
     def tick(self, now: int) -> int | None:
         """Do all that can be done now; returns when there will be more, None if only a request can tell."""
-        now = self._now = self.state.now = max(now, self._now)
+        now = self._now = self.state.now = now if now > self._now else self._now
         self._take(now)
         self.state.find_free()
         for lane in self.state.turning:
@@ -154,8 +153,7 @@ class LogicalQueue:
             for watch in self.state.watches.pop_due(now):
                 watch.resume(None)
         inbox, self._inbox = self._inbox, []
-        if any(not isinstance(request, _OF_QUEUES) for request in inbox):
-            self.state.pace.asked(now)
+        of_queues = 0  # what queues ask of each other
         for request in inbox:
             if type(request) is Produce:
                 self.state.produces.append(request)
@@ -167,20 +165,24 @@ class LogicalQueue:
             elif isinstance(request, Tokens):
                 assign_tokens(self.state, request)
             elif isinstance(request, Arrive):
+                of_queues += 1
                 self.state.arrives.append(request)
             elif isinstance(request, Forget):
+                of_queues += 1
                 assign_forget(self.state, request)
             elif isinstance(request, GetStats):
                 answer_stats(self.state, request, now)
             else:
                 start_operation(self.state, request)
+        if len(inbox) > of_queues:
+            self.state.pace.asked(now)
 
     def _look_after_lanes(self, now: int) -> None:
         for lane in self.state.everyone:
-            if lane.job is None and not self.closing:
-                if not lane.free and lane.probe_at <= now:
+            if lane.probe_at <= now and lane.job is None and not self.closing:
+                if not lane.free:
                     self._start(LoadJob(lane, self.state.incarnation, self.state.settings.dedup_window_ms))
-                elif lane.full and lane.probe_at <= now:
+                elif lane.full:
                     lane.probe_at = now + RELIEVE_MS
                     self._start(RelieveJob(lane))
 
@@ -274,10 +276,11 @@ class LogicalQueue:
                 self._fail_late(lane, lane.waiting, now, issued=False)
             if lane.doubt is not None:
                 self._fail_late(lane, lane.doubt.draft.parts, now, issued=lane.doubt.issued)
-        for waiting in (state.produces, state.arrives):
-            for request in [request for request in waiting if request.deadline <= now] if waiting else ():
-                waiting.remove(request)  # type: ignore[arg-type]
-                request.fail(away(self._culprit(), issued=False))
+        if state.produces or state.arrives:
+            for waiting in (state.produces, state.arrives):
+                for request in [request for request in waiting if request.deadline <= now]:
+                    waiting.remove(request)  # type: ignore[arg-type]
+                    request.fail(away(self._culprit(), issued=False))
 
     def _send_off(self, now: int) -> None:
         """Leases whose wait is over."""
@@ -321,17 +324,18 @@ class LogicalQueue:
             return
         lane.job = None
         self.state.unsettled = self.state.meta in self.state.everyone
-        if isinstance(job, LoadJob):
-            self._finish_load(lane, job, now)
-            if lane.watched and lane.status == Status.OPEN:
-                look_after_load(lane)
-        elif isinstance(job, TurnJob):
+        if isinstance(job, TurnJob):
             if job.error is None:
                 lane.succeeded()
-                lane.keep_read(job)
+                if job.sizes:
+                    lane.keep_read(job)
                 self._finish_parts(lane, job, now)
             else:
                 self._finish_failed(lane, job, now)
+        elif isinstance(job, LoadJob):
+            self._finish_load(lane, job, now)
+            if lane.watched and lane.status == Status.OPEN:
+                look_after_load(lane)
         elif isinstance(job, RelieveJob):
             if job.error is None and job.relieved:
                 lane.full = False
@@ -457,7 +461,8 @@ class LogicalQueue:
             wakes.append(at)
         if state.sweep_at < NEVER or state.carry_at < NEVER:
             wakes.append(min(state.sweep_at, state.carry_at))
-        wakes += [at for at in self._removals() if at > now]
+        if state.draining:
+            wakes += [at for at in self._removals() if at > now]
         if state.unsettled:  # a request has ended in this turn, and what it leaves is looked after in the next
             wakes.append(now)
         return min(wakes, default=None)
