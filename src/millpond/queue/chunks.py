@@ -38,13 +38,14 @@ class Block:
 
     def takes(self, first: int, created: int, deadline: int) -> bool:
         """Whether a new chunk can be its last. One that has been popped to its end has no entry in the heap."""
+        newest = self.started + self.created[-1] if self.created else None
         return (
             deadline - created == self.timeout
-            and created >= self.started + (self.created[-1] if self.created else 0)  # what is adopted may be older
+            and created >= (self.started if newest is None else newest)  # what is adopted may be older
             and first - self.first <= _BLOCK_SPAN
             and len(self.offsets) < _BLOCK_CHUNKS
             and created - self.started <= _BLOCK_MS
-            and self.told < (self.deadline(-1) if self.offsets else deadline)
+            and self.told < (deadline if newest is None else newest + self.timeout)
         )
 
     def deadline(self, index: int) -> int:
@@ -159,7 +160,7 @@ class Chunks:
             index = over_from = bisect_right(block.offsets, first - block.first) - 1
             while first < end and index < len(block.offsets):
                 chunk, size = block.first + block.offsets[index], block.counts[index]
-                here = min(end, chunk + size) - first
+                here = (end if end < chunk + size else chunk + size) - first
                 over = here == size or self._end_some(chunk, size, first - chunk, here)
                 first += here
                 if over:
@@ -171,8 +172,9 @@ class Chunks:
                 index += 1
             if over_from < index:
                 self._drop(place, over_from, index)
-        for chunk in drops:
-            self._forget(chunk)
+        if self._ended:  # else none of them was sparse or rewritten
+            for chunk in drops:
+                self._forget(chunk)
         return drops
 
     def rewritten(self, first: int) -> None:

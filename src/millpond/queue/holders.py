@@ -356,11 +356,11 @@ def seal_completes(queue: QueueState, lane: Lane, now: int, result: bytes | None
             lane.draft.documents[finisher << 2 | RESULT_PART] = result
         else:  # whoever waits for the item to end is told all the same
             lane.draft.results[last] = result
-    count = 0
+    leased = lane.partition.leased
+    before = len(leased)
     for client, pairs in _pairs(done).items():
         lane.partition.change(_COMPLETED, client, pairs, until, finisher)
-        count += sum([(run & _COUNT_MASK) + 1 for run in pairs[::2]])
-    queue.rates.count("completed", count, now)
+    queue.rates.count("completed", before - len(leased), now)
 
 
 def _pairs(done: list[tuple[Lease, list[int]]]) -> dict[str, list[int]]:

@@ -434,7 +434,8 @@ class Lane:
 
     def want(self, first: int, count: int) -> None:
         """The records of these items will be needed when the turn is done."""
-        for chunk, _, _, _ in self.partition.chunks.pieces(first, count):
+        chunks = self.partition.chunks
+        for chunk in [chunks.first_of(first)] if count == 1 else [piece[0] for piece in chunks.pieces(first, count)]:
             if chunk not in self.draft.pinned:
                 records = self.bodies.get(chunk)
                 if records is None:
@@ -609,5 +610,5 @@ def _ended_span(events: list[tuple[int, ...]]) -> tuple[int, int] | None:
                 first = run >> RUN_BITS
                 last = first + (run & (RUN_MAX - 1))
                 low = first if low < 0 or first < low else low
-                high = max(high, last)
+                high = last if last > high else high
     return None if low < 0 else (low, high)

@@ -139,10 +139,13 @@ def assign_leases(queue: QueueState, now: int) -> None:
     """
     if queue.definition.paused or not len(queue.waiters):
         return
-    lanes = [lane for lane in queue.free if lane.partition.ready.count]
+    lanes, total = list[Lane](), 0
+    for lane in queue.free:
+        if count := lane.partition.ready.count:
+            lanes.append(lane)
+            total += count
     if not lanes:
         return
-    total = sum([lane.partition.ready.count for lane in lanes])
     leases = queue.waiters.first(total)
     shares = share(total, [lease.batch for lease in leases])
     queue.waiters.remove_first(len(leases))

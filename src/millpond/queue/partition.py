@@ -168,7 +168,8 @@ class Partition:
     def begin(self, now: int) -> None:
         """Start a turn: everything that `change` notes from here on is of this turn and this instant."""
         self.turn += 1
-        self.at = max(self.at, now)
+        if now > self.at:
+            self.at = now
         self.dedup.uncommitted.clear()
 
     def replay(self, row: JournalRow) -> None:

@@ -47,7 +47,8 @@ class Ready:
         while self._priorities:
             priority = self._priorities[0]
             queue = self._queues[priority]
-            self._skip_gone(queue)
+            if self._gone:
+                self._skip_gone(queue)
             if queue:
                 return priority
             self._forget_empty(priority)
@@ -74,7 +75,8 @@ class Ready:
         for run in self._queues[priority]:
             number, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
             if not gone:
-                count = min(count, limit)
+                if count > limit:
+                    count = limit
                 runs.append(number << RUN_BITS | (count - 1))
                 limit -= count
             else:
@@ -103,12 +105,13 @@ class Ready:
         first, left = run >> RUN_BITS, (run & _COUNT_MASK) + 1
         self.count -= left
         while left:
-            self._skip_gone(queue)
+            if self._gone:
+                self._skip_gone(queue)
             if not queue or queue[0] >> RUN_BITS != first:
                 self._gone.update(range(first, first + left))
                 break
             head_count = (queue[0] & _COUNT_MASK) + 1
-            count = min(left, head_count)
+            count = left if left < head_count else head_count
             if count == head_count:
                 queue.popleft()
             else:

@@ -39,13 +39,15 @@ class Contents(msgspec.Struct, kw_only=True):
     def apply(self, turn: Turn) -> None:
         self.size += bytes_of(turn)
         for chunk in turn.chunks:
-            self._drop_chunk(chunk.first)
+            if chunk.first in self.chunks:
+                self._drop_chunk(chunk.first)
             self.chunks[chunk.first] = chunk
         for first in turn.chunk_drops:
             self._drop_chunk(first)
-        for number in turn.docs:
-            self._drop_doc(number)
-        self.docs |= turn.docs
+        if turn.docs:
+            for number in turn.docs:
+                self._drop_doc(number)
+            self.docs |= turn.docs
         for number in turn.doc_drops:
             self._drop_doc(number)
         self.total += len(turn.events)
