@@ -142,15 +142,12 @@ class Draft(msgspec.Struct, eq=False):
         return bool(self.chunk_wants or self.document_wants or self.lookups or self.journal_wants)
 
 
-class Job:
+class Job(msgspec.Struct, kw_only=True, eq=False):
     """Work for a lane's commit thread. `run` touches the store and the job, never the lane."""
 
-    __slots__ = ("began_at", "error", "lane")
-
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
-        self.error: Exception | None = None
-        self.began_at: int | None = None
+    lane: Lane
+    error: Exception | None = None
+    began_at: int | None = None
 
     def run(self) -> None:
         try:
@@ -170,30 +167,26 @@ class Outcome(enum.Enum):
     OVERTAKEN = enum.auto()  # others have gone on from it: what it did may be undone
 
 
-class LoadJob(Job):
+class LoadJob(Job, kw_only=True, eq=False):
     """Read the partition back from its store, after an open or a failure."""
 
-    __slots__ = ("_doubt", "_full", "_incarnation", "_window", "outcome", "partition", "replayed")
-
-    def __init__(self, lane: Lane, incarnation: str, window: int) -> None:
-        super().__init__(lane)
-        self._incarnation = incarnation
-        self._window = window
-        self._full = lane.full
-        self._doubt = lane.doubt.turn if lane.doubt is not None else None
-        self.partition: Partition | None = None
-        self.replayed = (0, 0)
-        self.outcome = Outcome.ABSENT
+    incarnation: str
+    window: int
+    full: bool
+    doubt: Turn | None
+    partition: Partition | None = None
+    replayed: tuple[int, int] = (0, 0)
+    outcome: Outcome = Outcome.ABSENT
 
     def work(self) -> None:
         store = self.lane.store
-        if self._full:
+        if self.full:
             store.relieve(True)
         recovered = store.recover()
-        self.partition = recover_partition(self._incarnation, self.lane.index, self._window, recovered)
+        self.partition = recover_partition(self.incarnation, self.lane.index, self.window, recovered)
         self.replayed = len(recovered.rows), sum(len(row.events) for row in recovered.rows)
-        if self._doubt is not None and self.partition.turn >= self._doubt.number:
-            self.outcome = _outcome(store, self._doubt, self.partition.turn)
+        if self.doubt is not None and self.partition.turn >= self.doubt.number:
+            self.outcome = _outcome(store, self.doubt, self.partition.turn)
 
 
 def _outcome(store: Store, doubt: Turn, last: int) -> Outcome:
@@ -204,34 +197,26 @@ def _outcome(store: Store, doubt: Turn, last: int) -> Outcome:
     return Outcome.WRITTEN if last == doubt.number else Outcome.OVERTAKEN
 
 
-class RelieveJob(Job):
+class RelieveJob(Job, kw_only=True, eq=False):
     """See whether a full disk has room again."""
 
-    __slots__ = ("relieved",)
-
-    def __init__(self, lane: Lane) -> None:
-        super().__init__(lane)
-        self.relieved = False
+    relieved: bool = False
 
     def work(self) -> None:
         self.relieved = self.lane.store.relieve(False)
 
 
-class TurnJob(Job):
+class TurnJob(Job, kw_only=True, eq=False):
     """A turn: its reads, then its one commit. `issued` says whether something of it may have been written."""
 
-    __slots__ = ("documents", "draft", "grants", "issued", "journal", "records", "sizes", "turn")
-
-    def __init__(self, lane: Lane, draft: Draft, turn: Turn | None) -> None:
-        super().__init__(lane)
-        self.draft = draft
-        self.turn = turn
-        self.issued = False
-        self.records = draft.pinned
-        self.sizes: dict[int, int] = {}
-        self.documents: dict[int, bytes] = {}
-        self.grants: dict[tuple[int, int], Any] = {}  # those of its leases, by the items' creation and the deadline
-        self.journal: dict[tuple[int, int], list[JournalRow]] = {}
+    draft: Draft
+    turn: Turn | None
+    records: dict[int, Records]  # by the first number of their chunk
+    issued: bool = False
+    sizes: dict[int, int] = {}
+    documents: dict[int, bytes] = {}
+    grants: dict[tuple[int, int], Any] = {}  # those of its leases, by the items' creation and the deadline
+    journal: dict[tuple[int, int], list[JournalRow]] = {}
 
     def work(self) -> None:
         draft, store = self.draft, self.lane.store
@@ -288,14 +273,10 @@ def completes(events: Iterable[Sequence[Any]], number: int, grant: int) -> bool:
     return (number, grant) in _completed(events, {number})
 
 
-class CloseJob(Job):
+class CloseJob(Job, kw_only=True, eq=False):
     """Leave a snapshot, so that the next open is quick, and let go of the store."""
 
-    __slots__ = ("turn",)
-
-    def __init__(self, lane: Lane, turn: Turn | None) -> None:
-        super().__init__(lane)
-        self.turn = turn
+    turn: Turn | None = None
 
     def work(self) -> None:
         if self.turn is not None:
@@ -467,7 +448,7 @@ class Lane:
             partition.turn -= 1
             if not draft.reads and not draft.parts:
                 return None
-        return TurnJob(self, draft, turn)
+        return TurnJob(lane=self, draft=draft, turn=turn, records=draft.pinned)
 
     def seal_close(self, now: int) -> CloseJob:
         turn = None
@@ -476,7 +457,11 @@ class Lane:
             events = encode_entry(self.partition.next_number, [])
             turn = Turn(number=self.partition.turn, at=self.partition.at, events=events)
             turn.snapshot = take_snapshot(self.partition)
-        return CloseJob(self, turn)
+        return CloseJob(lane=self, turn=turn)
+
+    def load_job(self, incarnation: str, window: int) -> LoadJob:
+        doubt = self.doubt.turn if self.doubt is not None else None
+        return LoadJob(lane=self, incarnation=incarnation, window=window, full=self.full, doubt=doubt)
 
     def _turn(self, draft: Draft, now: int, settings: QueueSettings, journal_bytes: int) -> Turn:
         partition = self.partition

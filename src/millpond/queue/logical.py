@@ -110,7 +110,7 @@ class LogicalQueue:
         self.state.everyone.remove(lane)
         lane.gone = True
         self.removing[index] = lane.partition.totals
-        self._start(CloseJob(lane, None))
+        self._start(CloseJob(lane=lane))
         return lane
 
     @property
@@ -181,10 +181,10 @@ class LogicalQueue:
         for lane in self.state.everyone:
             if lane.probe_at <= now and lane.job is None and not self.closing:
                 if not lane.free:
-                    self._start(LoadJob(lane, self.state.incarnation, self.state.settings.dedup_window_ms))
+                    self._start(lane.load_job(self.state.incarnation, self.state.settings.dedup_window_ms))
                 elif lane.full:
                     lane.probe_at = now + RELIEVE_MS
-                    self._start(RelieveJob(lane))
+                    self._start(RelieveJob(lane=lane))
 
     # ---- assign -------------------------------------------------------------------------------------------
 
