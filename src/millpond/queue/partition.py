@@ -162,7 +162,7 @@ class Partition:
     def change(self, event: Event, *arguments: Any) -> None:
         if self.watch is not None:
             self.watch(event, arguments)
-        self.events.append((int(event), *arguments))
+        self.events.append((event, *arguments))
         self._transitions[event](*arguments)
 
     def begin(self, now: int) -> None:
