@@ -137,7 +137,7 @@ def assign_leases(queue: QueueState, now: int) -> None:
 
     Neighbours who want the same kind of lease are served in one event, and share it out in order.
     """
-    if queue.definition.paused or not len(queue.waiters):
+    if queue.definition.paused or not queue.waiters.parked:
         return
     lanes, total = list[Lane](), 0
     for lane in queue.free:

@@ -149,7 +149,7 @@ class LogicalQueue:
             settle_transfer(self.state, answered, now)
         while self.state.sleepers and self.state.sleepers[0][0] <= now:
             heappop(self.state.sleepers)[2]()
-        if len(self.state.watches):
+        if self.state.watches.parked:
             for watch in self.state.watches.pop_due(now):
                 watch.resume(None)
         inbox, self._inbox = self._inbox, []
@@ -269,7 +269,7 @@ class LogicalQueue:
 
     def _give_up(self, now: int) -> None:
         state = self.state
-        if len(state.waiters):
+        if state.waiters.parked:
             self._send_off(now)
         for lane in state.everyone:
             if lane.waiting and not lane.free:
@@ -479,7 +479,7 @@ class LogicalQueue:
         return not (
             self._inbox or self._settled or self.jobs or self.removing
             or state.produces or state.arrives or state.outbox or state.carry_at < NEVER
-            or len(state.waiters) or len(state.watches) or state.sleepers or state.readers or state.making
+            or state.waiters.parked or state.watches.parked or state.sleepers or state.readers or state.making
             or any(
                 not lane.free or lane.waiting or lane.compacting or lane.full
                 or lane.partition.moving or lane.partition.confirming or lane.partition.carried

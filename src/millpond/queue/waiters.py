@@ -25,47 +25,47 @@ W = TypeVar("W", bound=Waiter)
 class Waiters(Generic[W]):
     """Those who are parked, in the order of their arrival. One that was answered or has gone is passed over."""
 
-    __slots__ = ("_fresh", "_order", "_parked", "_timers")
+    __slots__ = ("_fresh", "_order", "_timers", "parked")
 
     def __init__(self) -> None:
-        self._parked: dict[int, W] = {}
+        self.parked: dict[int, W] = {}  # by order
         self._fresh: list[W] = []  # those without a timer: most have what they wait for before one is looked at
         self._timers: list[tuple[int, int]] = []
         self._order = count()
 
     def park(self, waiter: W) -> None:
         waiter.order = order = next(self._order)
-        self._parked[order] = waiter
+        self.parked[order] = waiter
         self._fresh.append(waiter)
 
     def park_again(self, waiter: W) -> None:
         """Back to its old place: its items were lost with a failed commit."""
-        self._parked[waiter.order] = waiter
-        self._parked = dict(sorted(self._parked.items()))
+        self.parked[waiter.order] = waiter
+        self.parked = dict(sorted(self.parked.items()))
         heappush(self._timers, (waiter.until, waiter.order))
 
     def withdraw(self, waiter: W) -> bool:
-        return self._parked.pop(waiter.order, None) is not None
+        return self.parked.pop(waiter.order, None) is not None
 
     def first(self, limit: int) -> list[W]:
         """The `limit` waiters that have waited longest."""
-        return list(islice(self._parked.values(), limit))
+        return list(islice(self.parked.values(), limit))
 
     def remove_first(self, number: int) -> None:
-        if number == len(self._parked):
-            self._parked.clear()
+        if number == len(self.parked):
+            self.parked.clear()
             self._fresh.clear()
             return
-        for order in list(islice(self._parked, number)):
-            del self._parked[order]
+        for order in list(islice(self.parked, number)):
+            del self.parked[order]
 
     def _set_timers(self) -> None:
         fresh, self._fresh = self._fresh, []
         for waiter in fresh:
-            if waiter.order in self._parked:
+            if waiter.order in self.parked:
                 heappush(self._timers, (waiter.until, waiter.order))
-        if len(self._timers) > 2 * len(self._parked) + STALE_SLACK:
-            self._timers = [timer for timer in self._timers if timer[1] in self._parked]
+        if len(self._timers) > 2 * len(self.parked) + STALE_SLACK:
+            self._timers = [timer for timer in self._timers if timer[1] in self.parked]
             heapify(self._timers)
 
     def pop_due(self, now: int) -> list[W]:
@@ -74,14 +74,14 @@ class Waiters(Generic[W]):
             self._set_timers()
         due: list[W] = []
         while self._timers and self._timers[0][0] <= now:
-            waiter = self._parked.pop(heappop(self._timers)[1], None)
+            waiter = self.parked.pop(heappop(self._timers)[1], None)
             if waiter is not None:
                 due.append(waiter)
         return due
 
     def pop_all(self) -> list[W]:
-        waiters = list(self._parked.values())
-        self._parked.clear()
+        waiters = list(self.parked.values())
+        self.parked.clear()
         self._fresh.clear()
         self._timers.clear()
         return waiters
@@ -89,12 +89,12 @@ class Waiters(Generic[W]):
     def next_at(self) -> int | None:
         if self._fresh:
             self._set_timers()
-        while self._timers and self._timers[0][1] not in self._parked:
+        while self._timers and self._timers[0][1] not in self.parked:
             heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     def __len__(self) -> int:
-        return len(self._parked)
+        return len(self.parked)
 
 
 def share(items: int, batches: Sequence[int]) -> list[int]:
