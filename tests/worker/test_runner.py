@@ -172,7 +172,7 @@ def test_a_cancelled_job_is_ended_and_stays_cancelled() -> None:
         async with AsyncPond(":memory:") as pond:
             [item_id] = await put(pond, task())
             executor = FakeExecutor()
-            async with at_work(worker_on(pond, executor, lease_timeout=0.4)):
+            async with at_work(worker_on(pond, executor, lease_timeout=1.0)):
                 job = await executor.next()
                 await pond.cancel("jobs", [item_id])
                 assert await executor.next_ended() == (job, "cancelled")
