@@ -194,6 +194,28 @@ class Produced(msgspec.Struct, gc=False, omit_defaults=True):
     duplicate: bool = False
 
 
+class ProducedItems(Batch[Produced]):
+    """Plain items that came in together: their numbers, and what their ids and correlation ids begin with."""
+
+    __slots__ = ("correlation", "ids", "numbers")
+
+    def __init__(self, ids: str, correlation: str, numbers: range) -> None:
+        self.ids = ids
+        self.correlation = correlation
+        self.numbers = numbers
+        self._made: list[Produced] | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def made(self) -> list[Produced]:
+        if self._made is None:
+            ids, correlation = self.ids, self.correlation
+            self._made = [Produced(f"{ids}{n}", correlation + n.to_bytes(6, "big").hex()) for n in self.numbers]
+        return self._made
+
+
 class LeasedFields(msgspec.Struct, gc=False, omit_defaults=True):
     """All there is to say of an item in a consumer's hands."""
 
@@ -265,8 +287,12 @@ class Grant(Protocol):
         """
         ...
 
-    def ends(self, number: int, check: int) -> tuple[str, str]:
+    def end(self, number: int, check: int) -> tuple[bytes, bytes]:
         """The hex digits of an item's number, and those that seal its token."""
+        ...
+
+    def ends(self, numbers: range, check: int) -> list[tuple[bytes, bytes]]:
+        """The same of many, in less time."""
         ...
 
     def fields(self, number: int, payload: bytes) -> LeasedFields: ...
@@ -522,6 +548,27 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
     error: ErrorInfo | None = None
     lease_deadline: datetime | None = None
     cancelled: bool = False
+
+
+class CompletedItems(Batch[Result]):
+    """Plain items leased together that are completed: their numbers, and what their correlation ids begin with."""
+
+    __slots__ = ("correlation", "numbers")
+
+    def __init__(self, correlation: str, numbers: Sequence[int]) -> None:
+        self.correlation = correlation
+        self.numbers = numbers
+        self._made: list[Result] | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def made(self) -> list[Result]:
+        if self._made is None:
+            correlation = self.correlation
+            self._made = [Result(True, correlation + n.to_bytes(6, "big").hex()) for n in self.numbers]
+        return self._made
 
 
 class StateWritten(msgspec.Struct, omit_defaults=True):

@@ -80,6 +80,19 @@ def test_good_tokens_of_a_batch_take_effect_and_bad_ones_say_why(make_pond: Make
     assert payloads(pond.list()) == [items[2].payload]
 
 
+def test_tokens_of_one_lease_are_judged_by_themselves(pond: SteppedPond) -> None:
+    pond.produce(*(b"%d" % number for number in range(40)))
+    items = pond.lease(40)
+    pond.retry(items[20], deferred=True)
+    results = pond.ask(Complete([item.lease for item in items]))
+    assert [result.correlation_id for result in results] == [item.correlation_id for item in items]
+    assert [item.payload for item, result in zip(items, results, strict=True) if not result.ok] == [b"20"]
+    assert lost(results[20])
+    again = pond.ask(Complete([item.lease for item in items]))
+    assert [result.ok for result in again] == [result.ok for result in results]
+    assert (payloads(pond.list()), pond.stats().totals["completed"]) == ([b"20"], 39)
+
+
 def test_a_batch_of_retries_and_extends_answers_per_token(pond: SteppedPond) -> None:
     pond.produce(*numbered(4))
     one, two, three, four = pond.lease(4)

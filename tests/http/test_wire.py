@@ -12,8 +12,8 @@ import pytest
 from millpond import AsyncPond, NewItem
 from millpond.errors import InvalidRequest, MillpondError
 from millpond.http.app import decoded
-from millpond.model import ItemPage
-from millpond.wire import CALLS, JSON, MSGPACK, Codec, codec_of
+from millpond.model import CompletedItems, ItemPage, ProducedItems
+from millpond.wire import CALLS, JSON, MSGPACK, Codec, codec_of, forms
 from millpond.wire.payloads import (
     Producing,
     kinds_of,
@@ -24,9 +24,8 @@ from millpond.wire.payloads import (
     looked_item,
     new_items,
     produce_items,
-    single_lease,
 )
-from millpond.wire.replies import LeaseReply, LookItem, LookPage
+from millpond.wire.replies import LeaseReply, LookItem, LookPage, ProduceReply, Results
 from millpond.wire.requests import Produce, ProducePlain, Stage, StagePlain
 
 
@@ -120,36 +119,77 @@ def test_leased_and_looked_at_items_come_back_whole(codec: Codec) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    "payload", [b"", b"text", b'quoted "%d" \\ @', "\u00fc\u2028\U0001f9ca".encode(), b"\x00\x1f\x7f", b"100%" * 999]
-)
-def test_a_single_lease_is_told_as_one_of_many_is(payload: bytes) -> None:
+TEXTS = [
+    b"",
+    b"text",
+    b'quoted "%d" \\ @',
+    "\u00fc\u2028\U0001f9ca".encode(),
+    b"\x00\x1f\x7f",
+    b"100%" * 999,
+    b"0" * 256,
+]
+
+
+@both
+@pytest.mark.parametrize("batch", [1, 2, 15, 16, 300])
+def test_plain_items_are_told_by_a_form_as_they_are_one_by_one(codec: Codec, batch: int) -> None:
+    payloads = [*TEXTS, *([b"\xff\x00", b"x" * 70_000] if codec.binary else [])]
+
     async def scenario() -> None:
         async with AsyncPond(":memory:") as pond:
             await pond.create_queue("q")
-            await pond.produce("q", [payload] * 3)
-            for _ in range(3):
-                items = await pond.lease("q")
-                expected = lease_reply(items, JSON)
-                assert single_lease(items, JSON) == (expected.items[0].correlation_id, JSON.encode(expected))
+            for start in range(0, 1_200, 300):  # numbers of all lengths up to four digits, and across their limits
+                await pond.produce("q", [payloads[n % len(payloads)] for n in range(start, start + 300)])
+            formed = 0
+            while items := await pond.lease("q", batch=batch):
+                expected = lease_reply(items, codec)
+                told = forms.leased(items, codec)
+                if told is not None:
+                    formed += 1
+                    name = expected.items[0].correlation_id if batch == 1 else None
+                    assert told == (name, codec.encode(expected))
+            assert formed >= 1_200 // batch - 3  # where numbers get longer, MessagePack says so in each name
 
     asyncio.run(scenario())
 
 
-def test_what_is_no_plain_text_is_told_item_by_item() -> None:
+@both
+def test_a_form_is_of_its_codec(codec: Codec) -> None:
     async def scenario() -> None:
         async with AsyncPond(":memory:") as pond:
             await pond.create_queue("q")
             await pond.produce("q", [b"a", b"b"])
-            batch = await pond.lease("q", batch=2)
-            assert single_lease(batch, JSON) is None
-            assert single_lease([batch[0]], JSON) is None
+            items = await pond.lease("q", batch=2)
+            for one in (codec, JSON, MSGPACK):
+                assert forms.leased(items, one) == (None, one.encode(lease_reply(items, one)))
+
+    asyncio.run(scenario())
+
+
+@both
+@pytest.mark.parametrize("count", [2, 15, 16, 1_000])
+def test_what_was_produced_or_completed_together_is_told_by_a_form(codec: Codec, count: int) -> None:
+    for first in (1, 8, 995, (1 << 48) - 1 - count):
+        made = ProducedItems("abc%d-0-", "019c-%b-", range(first, first + count))
+        body = forms.produced(made, codec)
+        assert body == codec.encode(ProduceReply(list(made))) or (body is None and codec.binary)
+        done = CompletedItems("019c-%b-", [*range(first, first + count - 1), 7])
+        assert forms.completed(done, codec) == codec.encode(Results(list(done)))
+
+
+def test_what_is_not_plain_is_told_item_by_item() -> None:
+    async def scenario() -> None:
+        async with AsyncPond(":memory:") as pond:
+            await pond.create_queue("q")
+            await pond.produce("q", [b"a", b"b"])
+            items = await pond.lease("q", batch=2)
+            assert forms.leased([items[0]], JSON) is None
+            assert forms.leased(await pond.lease("q"), JSON) is None  # there is none
             for item in (b"\xff", NewItem(payload=b"x", kind="k")):
                 await pond.produce("q", [item])
-                assert single_lease(await pond.lease("q"), JSON) is None
-            await pond.produce("q", [b"a"])
-            assert single_lease(await pond.lease("q"), MSGPACK) is None
-            assert single_lease(await pond.lease("q"), JSON) is None  # there is none
+                assert forms.leased(await pond.lease("q"), JSON) is None
+                await pond.produce("q", [b"a", item])
+                assert forms.leased(await pond.lease("q", batch=2), JSON) is None
 
     asyncio.run(scenario())
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from millpond.queue.tokens import Mint, TokenReader, read_id
+from millpond.queue.tokens import HEADS_KEPT, Mint, TokenReader, read_id
 
 
 @pytest.mark.parametrize("correlation_id", [None, "c", "with.dots and spaces", "x" * 128])
@@ -28,6 +28,28 @@ def test_many_tokens_are_read_as_one_is() -> None:
     spaced = [plain[0], plain[1][:-2] + "  "]
     for tokens in (plain, mixed, spaced, [], ["x"]):
         assert list(reader.read_all(tokens)) == [reader.read(token) for token in tokens]
+
+
+def test_plain_tokens_of_one_grant_are_read_together_and_no_others() -> None:
+    mint, reader = Mint("inc", 3), TokenReader("inc")
+    numbers = [*range(1, 50), 7, (1 << 44) - 1]
+    plain = [mint.token(number, 5, 1_000, None) for number in numbers]
+    head, found = reader.read_together(plain) or ((), [])
+    assert (head[:3], found) == ((3, 5, 1_000), numbers)
+    strangers = [mint.token(1, 6, 1_000, None), mint.token(1, 5, 1_001, None), Mint("inc", 4).token(1, 5, 1_000, None)]
+    strangers += [Mint("other", 3).token(1, 5, 1_000, None), mint.token(7, 5, 1_000, "own"), "", "nonsense"]
+    for stranger in strangers:
+        assert reader.read_together([*plain, stranger]) is None
+    for mangled in (plain[1][:-2] + "  ", plain[1][:-1] + "g", plain[1][:-10] + "0" * 10, plain[1] + "0"):
+        assert reader.read_together([plain[0], mangled]) is None
+    assert reader.read_together([plain[0].replace("inc.", "inc. ", 1)[:-1]] * 2) is None
+
+
+def test_only_so_many_beginnings_of_tokens_are_remembered() -> None:
+    mint, reader = Mint("inc", 3), TokenReader("inc")
+    for grant in [*range(2 * HEADS_KEPT + 1), 0]:
+        assert reader.read(mint.token(7, grant, 1_000, None)) == (3, 7, grant, 1_000, None)
+        assert len(reader._heads) <= HEADS_KEPT
 
 
 @pytest.mark.parametrize("correlation_id", [None, "own"])

@@ -31,7 +31,6 @@ def parked(*waits: int) -> tuple[Waiters[Lease], list[Lease]]:
     waiters: Waiters[Lease] = Waiters()
     leases = [Lease(1, wait) for wait in waits]
     for lease in leases:
-        lease.arrive(0)
         waiters.park(lease)
     return waiters, leases
 

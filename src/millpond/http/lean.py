@@ -30,8 +30,8 @@ from millpond.http.metrics import CallMeter
 from millpond.http.parked import is_zero
 from millpond.http.protocol import ConnectionLimits, GuardedProtocol
 from millpond.http.refusals import TooSlow
-from millpond.model import LeasedItem, Produced, Result
-from millpond.wire import Codec, codec_of, payloads, requests
+from millpond.model import CompletedItems, LeasedItem, Produced, ProducedItems, Result
+from millpond.wire import Codec, codec_of, forms, payloads, requests
 from millpond.wire.replies import ProduceReply, Results
 
 log = logging.getLogger(__name__)
@@ -403,7 +403,7 @@ class LeanProtocol(GuardedProtocol):
             return
         try:
             if reply.error is None:
-                self._write(cycle, 200, cycle.head.finish(cycle, reply.value))
+                self._write_good(cycle, cycle.head.finish(cycle, reply.value))
             else:
                 self._write_error(cycle, reply.error)
         except Exception as bug:
@@ -415,20 +415,29 @@ class LeanProtocol(GuardedProtocol):
         headers = b"".join(b"%s: %s\r\n" % header for header in refusal_headers(error))
         self._write(cycle, error.status, cycle.head.reply_codec.encode_error(error), headers)
 
-    def _write(self, cycle: LeanCycle, status: int, body: bytes, headers: bytes = b"") -> None:
+    def _write_good(self, cycle: LeanCycle, body: bytes) -> None:
+        """As `_write`, for nearly all: in few steps."""
         head, named = cycle.head, cycle.correlation_id
-        if named is not None and status == 200 and cycle.keep_alive and not headers:  # nearly always
-            self.transport.write(_NAMED_REPLY % (head.reply_head, len(body), named.encode(), body))
-        else:
-            if named is not None:
-                headers += b"x-correlation-id: %b\r\n" % named.encode()
-            if not cycle.keep_alive:
-                headers += b"connection: close\r\n"
-            self.transport.write(_REPLY % (_reply_head(status, head.reply_codec), len(body), headers, body))
+        if named is None or not cycle.keep_alive:
+            self._write(cycle, 200, body)
+            return
+        self.transport.write(_NAMED_REPLY % (head.reply_head, len(body), named.encode(), body))
         now = self.loop.time()
-        head.meter.count(status, now - cycle.began, len(cycle.body), len(body))
+        head.meter.note(now - cycle.began, len(cycle.body), len(body))
         cycle.response_complete = True
         cycle.begun = None  # else the two hold each other until the collector comes
+        self.answered_at(now)
+
+    def _write(self, cycle: LeanCycle, status: int, body: bytes, headers: bytes = b"") -> None:
+        if cycle.correlation_id is not None:
+            headers += b"x-correlation-id: %b\r\n" % cycle.correlation_id.encode()
+        if not cycle.keep_alive:
+            headers += b"connection: close\r\n"
+        self.transport.write(_REPLY % (_reply_head(status, cycle.head.reply_codec), len(body), headers, body))
+        now = self.loop.time()
+        cycle.head.meter.count(status, now - cycle.began, len(cycle.body), len(body))
+        cycle.response_complete = True
+        cycle.begun = None
         if not cycle.keep_alive:
             self.transport.close()
         self.answered_at(now)
@@ -512,16 +521,19 @@ def _begin_extend(cycle: LeanCycle) -> Begun | None:
 
 
 def _produced(cycle: LeanCycle, produced: Sequence[Produced]) -> bytes:
+    codec = cycle.head.reply_codec
+    if type(produced) is ProducedItems and (body := forms.produced(produced, codec)) is not None:
+        return body
     made = produced if type(produced) is list else list(produced)
     if len(made) == 1:
         cycle.correlation_id = made[0].correlation_id
-    return cycle.head.reply_codec.encode(ProduceReply(made))
+    return codec.encode(ProduceReply(made))
 
 
 def _leased(cycle: LeanCycle, items: Sequence[LeasedItem]) -> bytes:
     codec = cycle.head.reply_codec
-    if (single := payloads.single_lease(items, codec)) is not None:
-        cycle.correlation_id, body = single
+    if (told := forms.leased(items, codec)) is not None:
+        cycle.correlation_id, body = told[0] or cycle.correlation_id, told[1]
         return body
     reply = payloads.lease_reply(items, codec)
     if len(reply.items) == 1:
@@ -531,9 +543,11 @@ def _leased(cycle: LeanCycle, items: Sequence[LeasedItem]) -> bytes:
 
 def _settled(cycle: LeanCycle, results: Sequence[Result]) -> bytes:
     """Streams that hold these leases have room for more."""
-    made = results if type(results) is list else list(results)
     if cycle.leases:
-        cycle.head.application.streams.settle(cycle.leases, made)
+        cycle.head.application.streams.settle(cycle.leases, results)
+    if type(results) is CompletedItems and len(results) > 1:
+        return forms.completed(results, cycle.head.reply_codec)
+    made = results if type(results) is list else list(results)
     if len(made) == 1:
         cycle.correlation_id = made[0].correlation_id
     return cycle.head.reply_codec.encode(Results(made))

@@ -12,6 +12,7 @@ from millpond.errors import InvalidRequest, LeaseLost, MillpondError, VersionCon
 from millpond.history.format import RUN_BITS, RUN_MAX, Event, continues, numbers_of, run_of, run_span, runs_of
 from millpond.model import (
     Batch,
+    CompletedItems,
     DeadReason,
     ErrorInfo,
     Grant,
@@ -217,9 +218,10 @@ class TokenPart(Part, msgspec.Struct, eq=False):
 
 
 class ItemsPart(TokenPart, eq=False):
-    """Items that were leased together and are completed together: judged by the grant, not one by one."""
+    """What was leased together and is completed together: judged by the grant, not one by one."""
 
-    _groups: list[tuple[Grant, list[int]]] = []
+    _groups: list[tuple[int, list[int]]] = []  # grants and their runs
+    _done: Sequence[Result] = ()  # if all are held
 
     def _complete(self, lane: Lane, request: Complete, now: int) -> Sequence[Result]:
         held = self._leases_held(lane)
@@ -229,7 +231,7 @@ class ItemsPart(TokenPart, eq=False):
             assert len(self._tokens) == len(tokens), "the items are of this queue"
             return super()._complete(lane, request, now)
         lane.draft.completed += held
-        return Batch(len(request.leases), partial(_completed_items, request.leases))
+        return self._done
 
     def _leases_held(self, lane: Lane) -> list[tuple[Lease, list[int]]] | None:
         """The lease in force of each group, with its runs; None if any item has lost it, or they differ."""
@@ -238,7 +240,7 @@ class ItemsPart(TokenPart, eq=False):
         for grant, runs in self._groups:
             for run in runs:
                 lease = whole(run >> RUN_BITS, (run & _COUNT_MASK) + 1)
-                if lease is None or lease.grant != grant.turn or lease.deadline <= at:
+                if lease is None or lease.grant != grant or lease.deadline <= at:
                     return None
                 held.append((lease, [run]))
         return held
@@ -246,6 +248,24 @@ class ItemsPart(TokenPart, eq=False):
 
 def _completed_items(items: Sequence[LeaseLike]) -> list[Result]:
     return [Result(True, item.correlation_id) for item in items if isinstance(item, LeasedItem)]
+
+
+def _together(queue: QueueState, request: Complete) -> tuple[Lane, ItemsPart] | None:
+    """All of them as one part; None if these are not all items, or all tokens of one grant, of one lane."""
+    leases, indexes = request.leases, range(len(request.leases))
+    if type(leases) is list and set(map(type, leases)) == {str}:
+        read = queue.reader.read_together(leases)
+        if read is None or (lane := queue.lanes.get(read[0][0])) is None or not lane.known:
+            return None
+        (_, grant, created, _), numbers = read
+        done = CompletedItems(lane.partition.mint.correlation_prefix(created), numbers)
+        return lane, ItemsPart(queue, request, indexes, [], _groups=[(grant, runs_of(numbers))], _done=done)
+    groups = _groups(queue, leases)
+    if groups is None or (lane := queue.lanes.get(groups[0][0].partition)) is None:
+        return None
+    runs = [(grant.turn, runs) for grant, runs in groups]
+    items = Batch(len(leases), partial(_completed_items, leases))
+    return lane, ItemsPart(queue, request, indexes, [], _groups=runs, _done=items)
 
 
 def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> list[tuple[Grant, list[int]]] | None:
@@ -282,11 +302,10 @@ def assign_tokens(queue: QueueState, request: Tokens) -> None:
         if token is not None and (lane := queue.lanes.get(token[0])) is not None:
             lane.waiting.append(TokenPart(queue, request, _FIRST, [token]))
             return
-    if isinstance(request, Complete) and (groups := _groups(queue, request.leases)) is not None:
-        lane = queue.lanes.get(groups[0][0].partition)
-        if lane is not None:
-            lane.waiting.append(ItemsPart(queue, request, range(len(request.leases)), [], _groups=groups))
-            return
+    if isinstance(request, Complete) and (together := _together(queue, request)) is not None:
+        lane, part = together
+        lane.waiting.append(part)
+        return
     tokens = queue.reader.read_all(request.leases)
     by_lane: dict[int, tuple[list[int], list[Token]]] = {}
     for index, token in enumerate(tokens):

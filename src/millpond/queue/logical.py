@@ -61,7 +61,7 @@ class LogicalQueue:
     # ---- what its owner calls -----------------------------------------------------------------------------
 
     def submit(self, request: Request, now: int) -> None:
-        request.arrive(now if now > self._now else self._now)
+        request.at = now if now > self._now else self._now
         if self.closing:
             request.fail(Closed("the queue is being closed; connect again and retry"))
         else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
 from millpond.errors import InvalidRequest, KeyConflict
 from millpond.history.format import Record
-from millpond.model import Produced, State
+from millpond.model import Produced, ProducedItems, State
 from millpond.queue.dedup import Ended, digests_of, id_digest, key_digest, split
 from millpond.queue.lane import Lane
 from millpond.queue.requests import Produce
@@ -29,7 +29,7 @@ class Held(Exception):
         self.carried = carried
 
 
-def known_request(queue: QueueState, name: bytes, now: int) -> list[Produced] | None:
+def known_request(queue: QueueState, name: bytes, now: int) -> Sequence[Produced] | None:
     """The reply to a request that was carried out within the window."""
     window = queue.settings.dedup_window_ms
     for lane in queue.lanes.values():
@@ -205,7 +205,5 @@ def _id_of(lane: Lane, number: int, ended: Ended | None) -> str:
     return _duplicate(lane, number, ended).id
 
 
-def plain_replies(mint: Mint, created: int, first: int, count: int) -> list[Produced]:
-    prefix, id_prefix = mint.correlation_prefix(created), mint.id_prefix
-    numbers = range(first, first + count)
-    return [Produced(f"{id_prefix}{n}", prefix + n.to_bytes(6, "big").hex()) for n in numbers]
+def plain_replies(mint: Mint, created: int, first: int, count: int) -> ProducedItems:
+    return ProducedItems(mint.id_prefix, mint.correlation_prefix(created), range(first, first + count))

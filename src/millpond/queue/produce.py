@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import msgspec
 
 from millpond.errors import DiskFull, MillpondError
 from millpond.history.format import Event, Record
-from millpond.model import Batch, Produced
+from millpond.model import Produced
 from millpond.queue.lane import Lane, Part, TurnJob
 from millpond.queue.names import Held, conflicts, known_request, names_of, plain_replies
 from millpond.queue.requests import Produce
@@ -139,7 +138,7 @@ def _replies(lane: Lane, records: Sequence[bytes | Record], first: int) -> Seque
     if len(records) == 1 and type(records[0]) is bytes:
         return [Produced(f"{mint.id_prefix}{first}", mint.correlation_id(first, created))]
     if set(map(type, records)) <= {bytes}:
-        return Batch(len(records), partial(plain_replies, mint, created, first, len(records)))
+        return plain_replies(mint, created, first, len(records))
     replies: list[Produced] = []
     for record, plain in zip(records, plain_replies(mint, created, first, len(records)), strict=True):
         if isinstance(record, Record):

@@ -37,7 +37,7 @@ class Keeper(Protocol):
 
 
 class Request(msgspec.Struct, kw_only=True, eq=False):
-    """`at` is when it arrived, `deadline` until when it may wait for a partition that is away.
+    """`at` is when it arrived.
 
     A Struct, for it is made in a quarter of the time; there is one for every call.
     """
@@ -45,7 +45,6 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     changes: ClassVar[bool] = False  # whether it takes several turns of which each changes something
 
     at: int = 0
-    deadline: int = 0
     answered: bool = False
     gone: bool = False  # the caller has left: nobody reads the reply
     value: Any = None
@@ -53,9 +52,10 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     done: Callable[[Any], None] = _nobody
     runner: Keeper | None = None  # who keeps it until it is answered
 
-    def arrive(self, now: int, timeout: int = REQUEST_TIMEOUT_MS) -> None:
-        self.at = now
-        self.deadline = now + timeout
+    @property
+    def deadline(self) -> int:
+        """Until when it may wait for a partition that is away."""
+        return self.at + REQUEST_TIMEOUT_MS
 
     def answer(self, value: Any) -> None:
         assert not self.answered, f"{type(self).__name__} is answered twice"
@@ -96,15 +96,17 @@ class Lease(Request, eq=False):
     wait: int = 0
     lease_timeout: int | None = None
     client: str = ""
-    until: int = 0
     order: int = -1  # its place among the waiters
     parts: int = 0  # partitions whose commit it waits for
     items: list[Any] = []
 
-    def arrive(self, now: int, timeout: int = REQUEST_TIMEOUT_MS) -> None:
-        self.at = now
-        self.until = until = now + self.wait
-        self.deadline = until + timeout
+    @property
+    def until(self) -> int:
+        return self.at + self.wait
+
+    @property
+    def deadline(self) -> int:
+        return self.until + REQUEST_TIMEOUT_MS
 
 
 class Tokens(Request, kw_only=True, eq=False):
@@ -183,12 +185,11 @@ class GetItem(Request, eq=False):
 
     id: str
     wait: int = 0
-    until: int = 0
     watch: Any = None  # that waits for it, while it does
 
-    def arrive(self, now: int, timeout: int = REQUEST_TIMEOUT_MS) -> None:
-        super().arrive(now, timeout)
-        self.until = now + self.wait
+    @property
+    def until(self) -> int:
+        return self.at + self.wait
 
 
 class MakeReady(Request, eq=False):
@@ -268,11 +269,10 @@ class ClaimItems(Request, eq=False):
     wait: int = 0
     epoch: int | None = None
     owner: str = ""
-    until: int = 0
 
-    def arrive(self, now: int, timeout: int = REQUEST_TIMEOUT_MS) -> None:
-        super().arrive(now, timeout)
-        self.until = now + self.wait
+    @property
+    def until(self) -> int:
+        return self.at + self.wait
 
 
 class ReadClaim(Request, eq=False):

@@ -104,14 +104,6 @@ class Runner:
         request.done = done
         request.runner = self
         self.unanswered.add(request)
-        self.submit(request)
-
-    def withdraw(self, request: Request) -> None:
-        """The caller has gone: what it would have got goes back."""
-        self.queue.withdraw(request)
-        self.wake()
-
-    def submit(self, request: Request) -> None:
         if self._tick_asked:  # those who come before the tick come at one instant
             self.queue.submit(request, self.last_used)
             return
@@ -121,6 +113,11 @@ class Runner:
             self._set_timer(request.deadline, now)  # a store that never answers must not hold it for ever
         else:
             self.wake()
+
+    def withdraw(self, request: Request) -> None:
+        """The caller has gone: what it would have got goes back."""
+        self.queue.withdraw(request)
+        self.wake()
 
     def settle(self, request: Arrive | Forget) -> None:
         self.queue.settle(request)

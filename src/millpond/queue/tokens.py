@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import struct
+from binascii import hexlify
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -21,10 +22,14 @@ from millpond.history.format import NUMBER_MAX
 from millpond.model import PARTITION_NUMBER_MAX, LeasedFields, LeasedItem, LeaseLike, to_datetime
 
 Token = tuple[int, int, int, int, str | None]  # partition, number, grant, created, own correlation id
+Head = tuple[int, int, int, int]  # partition, grant, created, and the checksum so far
 
 _HEAD = struct.Struct(">HQQ")  # partition, grant, created
 _BODY = struct.Struct(">HQQHI")  # partition, grant, created, and the number's 48 bits
 _SEALED = struct.Struct(">HQQHII")  # … and the checksum
+_TAIL = struct.Struct(">HII")  # the number and the checksum
+_NUMBER_BYTES = 6
+HEADS_KEPT = 1_000  # beginnings of tokens: those that come back now were mostly granted in the last few turns
 _FORM = re.compile(rf"[a-z0-9]{{1,32}}\.[0-9a-f]{{{2 * _SEALED.size}}}(\.[\x20-\x7e]{{1,128}})?")
 
 
@@ -125,9 +130,13 @@ class ChunkGrant(msgspec.Struct, gc=False):
         token, check = self.mint.granted(self.turn, self.created)
         return self.mint.id_prefix, token, check, self.mint.correlation_prefix(self.created)
 
-    def ends(self, number: int, check: int) -> tuple[str, str]:
+    def end(self, number: int, check: int) -> tuple[bytes, bytes]:
         tail = number.to_bytes(6, "big")
-        return tail.hex(), crc32(tail, check).to_bytes(4, "big").hex()
+        return hexlify(tail), hexlify(crc32(tail, check).to_bytes(4, "big"))
+
+    def ends(self, numbers: range, check: int) -> list[tuple[bytes, bytes]]:
+        tails = [number.to_bytes(6, "big") for number in numbers]
+        return [(hexlify(tail), hexlify(crc32(tail, check).to_bytes(4, "big"))) for tail in tails]
 
     def fields(self, number: int, payload: bytes) -> LeasedFields:
         mint = self.mint
@@ -149,44 +158,77 @@ def _seed(incarnation: str) -> int:
 
 
 class TokenReader:
-    """Reads the tokens of one queue."""
+    """Reads the tokens of one queue. All of one grant begin alike, and what they begin with is read once."""
 
-    __slots__ = ("_incarnation", "_length", "_prefix", "_seed", "_start")
+    __slots__ = ("_cut", "_heads", "_incarnation", "_length", "_prefix", "_seed")
 
     def __init__(self, incarnation: str) -> None:
         self._incarnation = incarnation
         self._prefix = f"{incarnation}."
         self._seed = _seed(incarnation)
-        self._start = len(self._prefix)
-        self._length = self._start + 2 * _SEALED.size
+        self._cut = len(self._prefix) + 2 * _HEAD.size
+        self._length = len(self._prefix) + 2 * _SEALED.size
+        self._heads: dict[str, Head] = {}
 
     def read(self, token: str) -> Token | None:
         """None for what is not a token of this queue."""
-        if not token.startswith(self._prefix):
+        cut, length = self._cut, self._length
+        head = self._heads.get(token[:cut]) or self._read_head(token[:cut])
+        if head is None:
             return None
         correlation_id = None
         try:
-            sealed = bytes.fromhex(token[self._start : self._length])
-            partition, grant, created, high, low, check = _SEALED.unpack(sealed)
-            expected = crc32(sealed[: _BODY.size], self._seed)
-            if len(token) > self._length:
-                separator, correlation_id = token[self._length], token[self._length + 1 :]
+            tail = bytes.fromhex(token[cut:length])
+            high, low, check = _TAIL.unpack(tail)
+            expected = crc32(tail[:_NUMBER_BYTES], head[3])
+            if len(token) > length:
+                separator, correlation_id = token[length], token[length + 1 :]
                 if separator != "." or not correlation_id:
                     return None
                 expected = crc32(correlation_id.encode(), expected)
         except (ValueError, struct.error):
             return None
-        return (partition, high << 32 | low, grant, created, correlation_id) if check == expected else None
+        return (head[0], high << 32 | low, head[1], head[2], correlation_id) if check == expected else None
 
     def read_all(self, leases: Sequence[LeaseLike]) -> list[Token | None]:
         """As `read`, for many, and for items too, which know what their token says."""
-        if len(leases) > 1:
-            kinds = set(map(type, leases))
-            if all(issubclass(kind, LeasedItem) for kind in kinds):
-                return [self._of_item(item) for item in leases]  # type: ignore[arg-type]
-            if kinds == {str}:
-                return self._read_plain(leases)  # type: ignore[arg-type]
         return [self.read(one) if isinstance(one, str) else self._of_item(one) for one in leases]
+
+    def read_together(self, tokens: Sequence[str]) -> tuple[Head, list[int]] | None:
+        """What tokens of one grant begin with, and their numbers; None if they are not all plain ones of one."""
+        cut = self._cut
+        beginnings = {token[:cut] for token in tokens}
+        if len(beginnings) > 1 or set(map(len, tokens)) != {self._length}:
+            return None
+        [text] = beginnings
+        head = self._heads.get(text) or self._read_head(text)
+        if head is None:
+            return None
+        try:
+            tails = bytes.fromhex("".join([token[cut:] for token in tokens]))
+        except ValueError:
+            return None
+        if len(tails) != len(tokens) * _TAIL.size:  # white space, which fromhex passes over
+            return None
+        check, numbers = head[3], list[int]()
+        for at, (high, low, seal) in zip(range(0, len(tails), _TAIL.size), _TAIL.iter_unpack(tails), strict=True):
+            if crc32(tails[at : at + _NUMBER_BYTES], check) != seal:
+                return None
+            numbers.append(high << 32 | low)
+        return head, numbers
+
+    def _read_head(self, text: str) -> Head | None:
+        if not text.startswith(self._prefix):
+            return None
+        try:
+            packed = bytes.fromhex(text[len(self._prefix) :])
+            partition, grant, created = _HEAD.unpack(packed)
+        except (ValueError, struct.error):
+            return None
+        if len(self._heads) >= HEADS_KEPT:
+            self._heads.clear()
+        head = self._heads[text] = partition, grant, created, crc32(packed, self._seed)
+        return head
 
     def _of_item(self, item: LeasedItem) -> Token | None:
         grant = item.grant
@@ -196,26 +238,6 @@ class TokenReader:
             return None
         own = None if item.known is None else item.known.correlation_id
         return grant.partition, item.number, grant.turn, grant.created, own
-
-    def _read_plain(self, tokens: Sequence[str]) -> list[Token | None]:
-        """Tokens of plain items are unpacked in one go."""
-        start, length = self._start, self._length
-        if set(map(len, tokens)) != {length} or {token[:start] for token in tokens} != {self._prefix}:
-            return [self.read(token) for token in tokens]
-        try:
-            sealed = bytes.fromhex("".join([token[start:] for token in tokens]))
-        except ValueError:
-            return [self.read(token) for token in tokens]
-        if len(sealed) != len(tokens) * _SEALED.size:  # white space, which fromhex passes over
-            return [self.read(token) for token in tokens]
-        seed, size = self._seed, _BODY.size
-        expected = [crc32(sealed[at : at + size], seed) for at in range(0, len(sealed), _SEALED.size)]
-        return [
-            (partition, high << 32 | low, grant, created, None) if check == right else None
-            for (partition, grant, created, high, low, check), right in zip(
-                _SEALED.iter_unpack(sealed), expected, strict=True
-            )
-        ]
 
 
 def is_token(text: str) -> bool:

@@ -12,7 +12,6 @@ from millpond.errors import InvalidRequest
 from millpond.model import (
     ClaimRows,
     ClaimRun,
-    Grant,
     Item,
     ItemPage,
     LeasedFields,
@@ -152,38 +151,6 @@ def lease_reply(items: Iterable[LeasedItem], codec: Codec) -> LeaseReply:
     if len(items.runs) == 1:
         return LeaseReply(_run_items(items.runs[0], codec.binary))
     return LeaseReply([item for run in items.runs for item in _run_items(run, codec.binary)])
-
-
-def single_lease(items: Sequence[LeasedItem], codec: Codec) -> tuple[str, bytes] | None:
-    """The correlation id and the JSON of one plain item with a text; None for all else, which `lease_reply` is for.
-
-    Of what a turn leases one by one, only the numbers and the texts differ: the rest of the reply is encoded once.
-    """
-    if codec.binary or type(items) is not LeasedItems or len(items.runs) != 1:
-        return None
-    run = items.runs[0]
-    if len(run.payloads) != 1 or run.known:
-        return None
-    try:
-        text = run.payloads[0].decode()
-    except UnicodeDecodeError:
-        return None
-    grant, number = run.grant, run.first
-    if grant.form is None:
-        grant.form = _single_form(grant, codec)
-    correlation, check, form = grant.form
-    ending, seal = grant.ends(number, check)
-    digits = ending.encode()
-    return f"{correlation}{ending}", form % (number, digits, seal.encode(), digits, codec.encode(text))
-
-
-def _single_form(grant: Grant, codec: Codec) -> tuple[str, int, bytes]:
-    """What correlation ids begin with, tokens' checksum so far, and the reply with places for what differs."""
-    ids, token, check, correlation = grant.beginnings()
-    fencing_token, deadline, created_at = grant.fencing_token, grant.lease_deadline, grant.created_at
-    item = LeaseItem(f"{ids}@", f"{token}@", f"{correlation}@", 1, 1, fencing_token, deadline, created_at, "@")
-    start, lease, correlation_id, rest, end = codec.encode(LeaseReply([item])).split(b"@")
-    return correlation, check, b"%b%%d%b%%b%%b%b%%b%b%%b%b" % (start, lease, correlation_id, rest[:-1], end[1:])
 
 
 def _run_items(run: LeasedRun, binary: bool) -> list[LeaseItem]:
