@@ -203,10 +203,8 @@ class ProducedItems(Batch[Produced]):
         self.ids = ids
         self.correlation = correlation
         self.numbers = numbers
+        self._count = len(numbers)
         self._made: list[Produced] | None = None
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
     @property
     def made(self) -> list[Produced]:
@@ -447,10 +445,8 @@ class LeasedItems(Batch[LeasedItem]):
     def __init__(self, runs: list[LeasedRun]) -> None:
         self.runs = runs
         self._kind = LeasedItem
+        self._count = len(runs[0].payloads) if len(runs) == 1 else sum([len(run.payloads) for run in runs])
         self._made: list[LeasedItem] | None = None
-
-    def __len__(self) -> int:
-        return sum([len(run.payloads) for run in self.runs])
 
     @property
     def made(self) -> list[LeasedItem]:
@@ -558,10 +554,8 @@ class CompletedItems(Batch[Result]):
     def __init__(self, correlation: str, numbers: Sequence[int]) -> None:
         self.correlation = correlation
         self.numbers = numbers
+        self._count = len(numbers)
         self._made: list[Result] | None = None
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
     @property
     def made(self) -> list[Result]:
