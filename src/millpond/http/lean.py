@@ -402,10 +402,21 @@ class LeanProtocol(GuardedProtocol):
             self.application.meter.count(cycle.head.call, 0, self.loop.time() - cycle.began)
             return
         try:
-            if reply.error is None:
-                self._write_good(cycle, cycle.head.finish(cycle, reply.value))
-            else:
+            if reply.error is not None:
                 self._write_error(cycle, reply.error)
+                return
+            head = cycle.head
+            body = head.finish(cycle, reply.value)
+            named = cycle.correlation_id
+            if named is None or not cycle.keep_alive:
+                self._write(cycle, 200, body)
+                return
+            self.transport.write(_NAMED_REPLY % (head.reply_head, len(body), named.encode(), body))  # nearly always
+            now = self.loop.time()
+            head.meter.note(now - cycle.began, len(cycle.body), len(body))
+            cycle.response_complete = True
+            cycle.begun = None  # else the two hold each other until the collector comes
+            self.answered_at(now)
         except Exception as bug:
             log.error("%s failed", cycle.head.call, exc_info=bug, extra={"correlation_id": cycle.correlation_id})
             self._write_error(cycle, InternalError("millpond has a bug; its log has more"))
@@ -414,19 +425,6 @@ class LeanProtocol(GuardedProtocol):
         cycle.correlation_id = error.details.get("correlation_id", cycle.correlation_id)
         headers = b"".join(b"%s: %s\r\n" % header for header in refusal_headers(error))
         self._write(cycle, error.status, cycle.head.reply_codec.encode_error(error), headers)
-
-    def _write_good(self, cycle: LeanCycle, body: bytes) -> None:
-        """As `_write`, for nearly all: in few steps."""
-        head, named = cycle.head, cycle.correlation_id
-        if named is None or not cycle.keep_alive:
-            self._write(cycle, 200, body)
-            return
-        self.transport.write(_NAMED_REPLY % (head.reply_head, len(body), named.encode(), body))
-        now = self.loop.time()
-        head.meter.note(now - cycle.began, len(cycle.body), len(body))
-        cycle.response_complete = True
-        cycle.begun = None  # else the two hold each other until the collector comes
-        self.answered_at(now)
 
     def _write(self, cycle: LeanCycle, status: int, body: bytes, headers: bytes = b"") -> None:
         if cycle.correlation_id is not None:

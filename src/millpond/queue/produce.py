@@ -42,11 +42,15 @@ def assign_produces(queue: QueueState, now: int) -> None:
     """Give each waiting produce to a lane, or leave it waiting."""
     waiting, queue.produces = queue.produces, []
     produced = 0
+    only = queue.free[0] if len(queue.free) == 1 and queue.free[0].writable else None
     for request in waiting:
         if request.answered:
             continue
         try:
-            placed = _assign_produce(queue, request, now)
+            if only is not None and request.request is None and not request.named:
+                placed = _place_unnamed(queue, only, request)
+            else:
+                placed = _assign_produce(queue, request, now)
         except Held:
             placed = None
         except MillpondError as error:
@@ -86,10 +90,7 @@ def _assign_produce(queue: QueueState, request: Produce, now: int) -> int | None
 
 def choose_writable(queue: QueueState) -> Lane | None:
     """The free lane with the fewest failures, then the fewest items."""
-    lanes = queue.free
-    if len(lanes) == 1 and lanes[0].writable:
-        return lanes[0]
-    lanes = [lane for lane in lanes if lane.writable]
+    lanes = [lane for lane in queue.free if lane.writable]
     if lanes:
         return min(lanes, key=produce_rank)
     there = [lane for lane in queue.lanes.values() if not lane.definition.read_only]
