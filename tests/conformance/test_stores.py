@@ -209,6 +209,13 @@ def test_thousands_of_chunks_and_documents_go_in_one_turn(store: Store) -> None:
     assert store.read(numbers, numbers) == ({5000: b"chunk 5000"}, {1: b"doc 1"})
 
 
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 18, 40])
+def test_each_chunk_of_a_turn_has_its_own_body(store: Store, count: int) -> None:
+    bodies = {n: bytes([n]) * (n * n % 7 * 100) for n in range(count)}  # some of them empty
+    store.commit(turn(1, chunks=[chunk(n, 1, body) for n, body in bodies.items()]))
+    assert store.read(list(bodies), [])[0] == bodies
+
+
 def test_dropping_what_is_not_there_is_fine(store: Store) -> None:
     store.commit(turn(1, chunk_drops=[1, 2], doc_drops=[3]))
     assert [row.turn for row in store.recover().rows] == [1]

@@ -20,7 +20,7 @@ import apsw
 import msgspec
 
 from millpond.model import AuditEntry, QueueDefinition
-from millpond.store.base import META_PARTITION, JournalRow, Recovered, Store, StoreFailed, StoreFull, Turn
+from millpond.store.base import META_PARTITION, Chunk, JournalRow, Recovered, Store, StoreFailed, StoreFull, Turn
 from millpond.store.disk import (
     NO_FILES,
     PRIVATE,
@@ -41,6 +41,7 @@ TREE_PAGES_MAX = 2  # that a turn adds to the trees above what it stores, on the
 CACHE_KIB = 1024  # thousands of partitions are open at a time, and the engine has a cache of its own
 COPY_BYTES = 64 << 10  # a SQLite file takes less than 128 KiB at a time
 TRIM_ROWS_MAX = 2000  # bounds what a trim adds to its commit
+BODY_COLUMNS = 16  # of the view that takes a turn: more than there are chunks in a full request of a batch writer
 RESERVE_BYTES = 8 << 20  # room for the logs of some ten busy partitions on a full disk
 SHRINK_FREE_BYTES = 32 << 20  # fewer free pages are left for new items
 SHRINK_LIVE_BYTES = 16 << 20  # shrinking copies what is live: a tenth of a second at most
@@ -176,6 +177,19 @@ def pack(rows: Sequence[tuple[Any, ...]], bodies: Sequence[bytes]) -> tuple[str 
         index.append((*row, place, len(body)))
         place += len(body)
     return json_array(index), b"".join(bodies)
+
+
+def spread(chunks: Sequence[Chunk]) -> tuple[Any, ...]:
+    """The same for chunks, of which most turns have few: a body with a column of its own is not copied on its way."""
+    bodies: list[bytes | None] = [chunk.body for chunk in chunks[:BODY_COLUMNS]]
+    bodies += [None] * (BODY_COLUMNS - len(bodies))
+    index: list[tuple[int, ...]] = [(chunk.first, chunk.count) for chunk in chunks]
+    others = chunks[BODY_COLUMNS:]
+    place = 1
+    for number, chunk in enumerate(others, BODY_COLUMNS):
+        index[number] += (place, len(chunk.body))
+        place += len(chunk.body)
+    return json_array(index), *bodies, b"".join([chunk.body for chunk in others]) if others else None
 
 
 # ---- the store --------------------------------------------------------------------------------------------
@@ -419,7 +433,7 @@ def bindings_of(turn: Turn, total: int, snapshot_turn: int) -> tuple[Any, ...]:
     trim = turn.trim
     return (
         *(turn.number, turn.at, ended_lo, ended_hi, total, turn.events),
-        *pack([(chunk.first, chunk.count) for chunk in turn.chunks], [chunk.body for chunk in turn.chunks]),
+        *spread(turn.chunks),
         json_array(turn.chunk_drops),
         *pack([(number,) for number in turn.docs], list(turn.docs.values())),
         json_array(turn.doc_drops),

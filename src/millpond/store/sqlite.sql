@@ -43,8 +43,12 @@ CREATE TABLE gone (incarnation TEXT PRIMARY KEY) WITHOUT ROWID;
 -- One INSERT into this view writes a whole turn: one call, one transaction. Of the connection, not of the file.
 CREATE TEMP VIEW turn AS SELECT
     NULL AS number, NULL AS at, NULL AS ended_lo, NULL AS ended_hi, NULL AS total, NULL AS events,
-    NULL AS chunks,         -- JSON: [[first, count, place in chunk_bodies from 1, bytes], ...]
-    NULL AS chunk_bodies,   -- their bodies, one after the other
+    NULL AS chunks,         -- JSON: [[first, count], ...]; with place in other_bodies from 1, and bytes, of those in there
+    NULL AS body_0, NULL AS body_1, NULL AS body_2, NULL AS body_3,
+    NULL AS body_4, NULL AS body_5, NULL AS body_6, NULL AS body_7,
+    NULL AS body_8, NULL AS body_9, NULL AS body_10, NULL AS body_11,
+    NULL AS body_12, NULL AS body_13, NULL AS body_14, NULL AS body_15,
+    NULL AS other_bodies,   -- those of the chunks after the sixteenth, one after the other
     NULL AS chunk_drops,    -- JSON: [first, ...]
     NULL AS docs,           -- JSON: [[number, place in doc_bodies from 1, bytes], ...]
     NULL AS doc_bodies,
@@ -56,7 +60,12 @@ CREATE TEMP TRIGGER turn_commit INSTEAD OF INSERT ON turn BEGIN
     INSERT INTO journal VALUES (new.number, new.at, new.ended_lo, new.ended_hi, new.total, new.events);
     -- New chunks, and those that replace one.
     INSERT OR REPLACE INTO chunk
-        SELECT value ->> 0, value ->> 1, substr(new.chunk_bodies, value ->> 2, value ->> 3)
+        SELECT value ->> 0, value ->> 1, CASE key
+            WHEN 0 THEN new.body_0 WHEN 1 THEN new.body_1 WHEN 2 THEN new.body_2 WHEN 3 THEN new.body_3
+            WHEN 4 THEN new.body_4 WHEN 5 THEN new.body_5 WHEN 6 THEN new.body_6 WHEN 7 THEN new.body_7
+            WHEN 8 THEN new.body_8 WHEN 9 THEN new.body_9 WHEN 10 THEN new.body_10 WHEN 11 THEN new.body_11
+            WHEN 12 THEN new.body_12 WHEN 13 THEN new.body_13 WHEN 14 THEN new.body_14 WHEN 15 THEN new.body_15
+            ELSE substr(new.other_bodies, value ->> 2, value ->> 3) END
         FROM json_each(new.chunks) WHERE new.chunks IS NOT NULL;
     -- Drops come after writes: what a turn both writes and drops is gone.
     DELETE FROM chunk
@@ -83,7 +92,11 @@ END;
 
 -- name: commit
 -- Write a turn, all of it or nothing: the columns are those of the view.
-INSERT INTO turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO turn VALUES (
+    ?, ?, ?, ?, ?, ?, ?,
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+    ?, ?, ?, ?, ?, ?, ?, ?, ?
+);
 
 -- name: pages
 -- Pages of the file as the log has it, and how many of them are unused.
