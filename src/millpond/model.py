@@ -7,7 +7,7 @@ types that callers see carry `datetime`s and take durations as seconds, `timedel
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import pairwise, repeat
@@ -81,20 +81,25 @@ T = TypeVar("T")
 
 
 class Batch(Sequence[T]):
-    """A reply of many entries, made when one of them is first looked at: few callers look."""
+    """Many entries, made when one of them is first looked at: few callers look.
 
-    __slots__ = ("_count", "_made", "_make")
+    How they are made is a method, not a function that is kept: that would hold the batch, and all that it was made of,
+    until the collector comes.
+    """
 
-    def __init__(self, count: int, make: Callable[[], list[T]]) -> None:
+    __slots__ = ("_count", "_made")
+
+    def __init__(self, count: int) -> None:
         self._count = count
-        self._make = make
         self._made: list[T] | None = None
+
+    def _make(self) -> list[T]:
+        raise NotImplementedError
 
     @property
     def made(self) -> list[T]:
         if self._made is None:
             self._made = self._make()
-            del self._make
         return self._made
 
     @overload
@@ -154,9 +159,9 @@ class ItemColumns(Batch[Payload]):
     def __init__(self, payloads: list[bytes], columns: dict[str, list[Any]]) -> None:
         self.payloads = payloads
         self.columns = columns
-        super().__init__(len(payloads), self._items)
+        super().__init__(len(payloads))
 
-    def _items(self) -> list[Payload]:
+    def _make(self) -> list[Payload]:
         rows = zip(self.payloads, *self.columns.values(), strict=True)
         return [self._item(payload, row) for payload, *row in rows]
 
@@ -177,14 +182,14 @@ class PlainItems(Batch[Payload]):
         self.offsets = offsets
         self.data = data
         self.largest = largest
-        super().__init__(len(offsets) - 1, self._items)
+        super().__init__(len(offsets) - 1)
 
     @property
     def size(self) -> int:
         """Of all payloads together."""
         return int(self.offsets[-1] - self.offsets[0])
 
-    def _items(self) -> list[Payload]:
+    def _make(self) -> list[Payload]:
         return [bytes(self.data[start:end]) for start, end in pairwise(self.offsets.tolist())]
 
 
@@ -203,15 +208,11 @@ class ProducedItems(Batch[Produced]):
         self.ids = ids
         self.correlation = correlation
         self.numbers = numbers
-        self._count = len(numbers)
-        self._made: list[Produced] | None = None
+        super().__init__(len(numbers))
 
-    @property
-    def made(self) -> list[Produced]:
-        if self._made is None:
-            ids, correlation = self.ids, self.correlation
-            self._made = [Produced(f"{ids}{n}", correlation + n.to_bytes(6, "big").hex()) for n in self.numbers]
-        return self._made
+    def _make(self) -> list[Produced]:
+        ids, correlation = self.ids, self.correlation
+        return [Produced(f"{ids}{n}", correlation + n.to_bytes(6, "big").hex()) for n in self.numbers]
 
 
 class LeasedFields(msgspec.Struct, gc=False, omit_defaults=True):
@@ -445,15 +446,10 @@ class LeasedItems(Batch[LeasedItem]):
     def __init__(self, runs: list[LeasedRun]) -> None:
         self.runs = runs
         self._kind = LeasedItem
-        self._count = len(runs[0].payloads) if len(runs) == 1 else sum([len(run.payloads) for run in runs])
-        self._made: list[LeasedItem] | None = None
+        super().__init__(len(runs[0].payloads) if len(runs) == 1 else sum([len(run.payloads) for run in runs]))
 
-    @property
-    def made(self) -> list[LeasedItem]:
-        """Made here: a function of its own that it kept to make them would keep it until the collector comes."""
-        if self._made is None:
-            self._made = [item for run in self.runs for item in run.items(self._kind)]
-        return self._made
+    def _make(self) -> list[LeasedItem]:
+        return [item for run in self.runs for item in run.items(self._kind)]
 
     def held(self, kind: type[LeasedItem], holding: Any) -> None:
         """They are of a kind that finds in its grant who holds it: before any of them is looked at."""
@@ -554,15 +550,11 @@ class CompletedItems(Batch[Result]):
     def __init__(self, correlation: str, numbers: Sequence[int]) -> None:
         self.correlation = correlation
         self.numbers = numbers
-        self._count = len(numbers)
-        self._made: list[Result] | None = None
+        super().__init__(len(numbers))
 
-    @property
-    def made(self) -> list[Result]:
-        if self._made is None:
-            correlation = self.correlation
-            self._made = [Result(True, correlation + n.to_bytes(6, "big").hex()) for n in self.numbers]
-        return self._made
+    def _make(self) -> list[Result]:
+        correlation = self.correlation
+        return [Result(True, correlation + n.to_bytes(6, "big").hex()) for n in self.numbers]
 
 
 class StateWritten(msgspec.Struct, omit_defaults=True):
@@ -696,9 +688,9 @@ class ClaimRows(Batch[Item]):
 
     def __init__(self, runs: list[ClaimRun]) -> None:
         self.runs = runs
-        super().__init__(sum([len(run.payloads) for run in runs]), self._items)
+        super().__init__(sum([len(run.payloads) for run in runs]))
 
-    def _items(self) -> list[Item]:
+    def _make(self) -> list[Item]:
         return [item for run in self.runs for item in run.items()]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from operator import ge
 
 import msgspec
@@ -123,10 +122,8 @@ class TokenPart(Part, msgspec.Struct, eq=False):
         lane.draft.completed += [(lease, runs_of(numbers)) for lease, numbers in done]
         if request.result is not None and not lost:
             seal_completes(self._queue, lane, now, request.result)
-        made = partial(_completed, lane.partition.mint, self._tokens)
-        if not lost:
-            return Batch(len(self._tokens), made)
-        return [lost.get(place, result) for place, result in enumerate(made())]
+        made = _completed(lane.partition.mint, self._tokens)
+        return [lost.get(place, result) for place, result in enumerate(made)] if lost else made
 
     def _not_held(self, lane: Lane, token: Token, place: int, now: int) -> Result:
         """Lost, unless this turn or the journal has it that this very delivery was completed a moment ago."""
@@ -246,8 +243,17 @@ class ItemsPart(TokenPart, eq=False):
         return held
 
 
-def _completed_items(items: Sequence[LeaseLike]) -> list[Result]:
-    return [Result(True, item.correlation_id) for item in items if isinstance(item, LeasedItem)]
+class ItemResults(Batch[Result]):
+    """Of items that were handed back."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Sequence[LeaseLike]) -> None:
+        self._items = items
+        super().__init__(len(items))
+
+    def _make(self) -> list[Result]:
+        return [Result(True, item.correlation_id) for item in self._items if isinstance(item, LeasedItem)]
 
 
 def _together(queue: QueueState, request: Complete) -> tuple[Lane, ItemsPart] | None:
@@ -264,8 +270,7 @@ def _together(queue: QueueState, request: Complete) -> tuple[Lane, ItemsPart] | 
     if groups is None or (lane := queue.lanes.get(groups[0][0].partition)) is None:
         return None
     runs = [(grant.turn, runs) for grant, runs in groups]
-    items = Batch(len(leases), partial(_completed_items, leases))
-    return lane, ItemsPart(queue, request, indexes, [], _groups=runs, _done=items)
+    return lane, ItemsPart(queue, request, indexes, [], _groups=runs, _done=ItemResults(leases))
 
 
 def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> list[tuple[Grant, list[int]]] | None:

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from millpond.model import (
+    Batch,
+    ClaimRows,
+    CompletedItems,
+    ItemColumns,
+    LeasedItems,
+    LeasedRun,
+    PlainItems,
+    ProducedItems,
+)
+from millpond.queue.holders import ItemResults
+from millpond.queue.tokens import ChunkGrant, Mint
+
+
+def leased() -> LeasedItems:
+    grant = ChunkGrant("inc", 0, 1, 2, 3, 4, Mint("inc", 0))
+    return LeasedItems([LeasedRun(grant, 1, [b"a"], {}), LeasedRun(grant, 7, [b"b", b"c"], {})])
+
+
+BATCHES: list[Callable[[], Batch[Any]]] = [
+    lambda: ItemColumns([b"a", b"b"], {"kind": ["k", None]}),
+    lambda: PlainItems(memoryview(bytes(8)).cast("I"), memoryview(b""), 0),
+    lambda: ProducedItems("inc-0-", "c-", range(1, 4)),
+    lambda: CompletedItems("c-", [1, 5, 1]),
+    lambda: ItemResults(leased()),
+    lambda: ClaimRows([]),
+    leased,
+]
+
+
+@pytest.mark.parametrize("make", BATCHES)
+def test_a_batch_has_as_many_entries_as_it_says(make: Callable[[], Batch[Any]]) -> None:
+    assert len(make()) == len(list(make())) == len(make()[:])
+
+
+@pytest.mark.parametrize("make", BATCHES)
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_a_batch_leaves_nothing_for_the_collector(make: Callable[[], Batch[Any]], looked_at: bool) -> None:
+    make()  # what it takes for the first time
+    gc.collect()
+    gc.disable()
+    try:
+        batch = make()
+        if looked_at:
+            list(batch)
+        del batch
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
