@@ -25,23 +25,24 @@ def leased() -> LeasedItems:
     return LeasedItems([LeasedRun(grant, 1, [b"a"], {}), LeasedRun(grant, 7, [b"b", b"c"], {})])
 
 
-BATCHES: list[Callable[[], Batch[Any]]] = [
-    lambda: ItemColumns([b"a", b"b"], {"kind": ["k", None]}),
-    lambda: PlainItems(memoryview(bytes(8)).cast("I"), memoryview(b""), 0),
-    lambda: ProducedItems("inc-0-", "c-", range(1, 4)),
-    lambda: CompletedItems("c-", [1, 5, 1]),
-    lambda: ItemResults(leased()),
-    lambda: ClaimRows([]),
-    leased,
-]
+BATCHES: dict[str, Callable[[], Batch[Any]]] = {
+    "columns": lambda: ItemColumns([b"a", b"b"], {"kind": ["k", None]}),
+    "plain": lambda: PlainItems(memoryview(bytes(8)).cast("I"), memoryview(b""), 0),
+    "produced": lambda: ProducedItems("inc-0-", "c-", range(1, 4)),
+    "completed": lambda: CompletedItems("c-", [1, 5, 1]),
+    "results": lambda: ItemResults(leased()),
+    "claimed": lambda: ClaimRows([]),
+    "leased": leased,
+}
+each = pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES)
 
 
-@pytest.mark.parametrize("make", BATCHES)
+@each
 def test_a_batch_has_as_many_entries_as_it_says(make: Callable[[], Batch[Any]]) -> None:
     assert len(make()) == len(list(make())) == len(make()[:])
 
 
-@pytest.mark.parametrize("make", BATCHES)
+@each
 @pytest.mark.parametrize("looked_at", [False, True])
 def test_a_batch_leaves_nothing_for_the_collector(make: Callable[[], Batch[Any]], looked_at: bool) -> None:
     make()  # what it takes for the first time
