@@ -117,6 +117,25 @@ async def fork() -> int:
     return pid
 
 
+@app.task(max_attempts=1, timeout="20s")
+def wait_for_children() -> int:
+    """How many there are: one of its own, which leaves another behind."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.fork()
+        os._exit(0)
+    os.close(writing)
+    os.read(reading, 1)  # both have ended
+    os.close(reading)
+    ended = 0
+    try:
+        while True:
+            os.wait()
+            ended += 1
+    except ChildProcessError:
+        return ended
+
+
 @app.task(max_attempts=1)
 def come_back(context: Context, how: str) -> list[Any]:
     """In a fork too; what that exits with, and what it was told of the context."""

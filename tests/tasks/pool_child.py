@@ -149,7 +149,7 @@ class Child:
                 raise Died
             if self.world.has_trouble("takes long to load"):
                 await asyncio.sleep(90)
-            await self._say(frames.Ready())
+            await self._say(frames.Ready(self.pid))
             if self.world.has_trouble("dies at once"):
                 raise Died
             while (found := await self._next_job()) is not None:

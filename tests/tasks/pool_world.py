@@ -239,7 +239,7 @@ class World:
         return self.children[-1]
 
     def _end_leftovers(self, wanted: Any, patience: float) -> None:
-        leftover = self.children[wanted.__self__.pid - FIRST_PID].leftover
+        leftover = self.children[wanted.__self__._process.pid - FIRST_PID].leftover
         if leftover is not None and not self.has_trouble("is not found", times=5):
             leftover.close()
 

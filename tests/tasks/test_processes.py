@@ -20,7 +20,7 @@ import uvloop
 import millpond
 from millpond.errors import InvalidRequest
 from millpond.tasks import TaskCancelled, TaskFailed
-from millpond.tasks.child import DEADLINE, _wait_for_end
+from millpond.tasks.child import DEADLINE, Watcher
 from millpond.tasks.connection import Where
 from millpond.tasks.frames import Answer, Hello
 from millpond.tasks.pools import executors
@@ -320,6 +320,16 @@ def test_a_job_that_a_process_has_not_begun_is_not_what_it_died_of(
     run(go)
 
 
+def test_a_task_has_no_children_but_its_own(tmp_path: Path) -> None:
+    """Nor do those that end without a parent pile up as zombies."""
+
+    async def go() -> None:
+        async with working(tmp_path):
+            assert await (await pool_app.wait_for_children.enqueue_async()).result() == 1
+
+    run(go)
+
+
 def test_a_fork_that_comes_back_from_its_task_ends_and_tells_of_no_job(tmp_path: Path) -> None:
     async def go() -> None:
         async with working(tmp_path):
@@ -466,12 +476,17 @@ def test_a_watcher_waits_where_the_system_has_no_handles_of_processes(monkeypatc
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", refused)
-    life, said = os.pipe()
+    watched = subprocess.Popen(["sleep", "1000"])
+    (life, said), (children, _) = pipes = os.pipe(), os.pipe()
     os.write(said, DEADLINE.pack(0.0))
-    _wait_for_end(life, os.getpid())
+    watcher = Watcher(watched.pid, children)
+    watcher.wait(life, os.getpid())
     assert select.select([life], [], [], 0)[0] == []  # it has heard, and not just gone
-    os.close(life)
-    os.close(said)
+    assert watcher.status is None
+    watched.kill()
+    watched.wait()
+    for file in (*pipes[0], *pipes[1]):
+        os.close(file)
 
 
 def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:

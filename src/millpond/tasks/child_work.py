@@ -188,7 +188,7 @@ class Work:
             log.error("the app cannot be loaded", exc_info=error)
             self._line.send(Broken(told(error)))
             return
-        self._line.send(Ready())
+        self._line.send(Ready(os.getpid()))
         while (job := self._line.next_job()) is not None:
             self._line.end(self._perform(app, job))
         app.close()

@@ -56,7 +56,10 @@ class Logged(msgspec.Struct, tag="logged"):
     trace: str | None = None
 
 
-class Ready(msgspec.Struct, tag="ready"): ...
+class Ready(msgspec.Struct, tag="ready"):
+    """`pid` is that of the process itself: what the worker has started is its watcher."""
+
+    pid: int
 
 
 class Broken(msgspec.Struct, tag="broken"):

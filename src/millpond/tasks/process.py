@@ -70,7 +70,7 @@ class Process(asyncio.Protocol):
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._channel = -1  # for what is left to be read once the transport has ended
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | None = None  # its watcher
         self._watch: asyncio.Task[None] | None = None
         self._life = -1
         self._kept = False  # the watcher was told how long the job in hand may run
@@ -83,6 +83,7 @@ class Process(asyncio.Protocol):
         self._answers: set[asyncio.Task[None]] = set()
         self._again: list[Entry] = []
         self.ended: Entry | None = None  # the job that it was ended for
+        self.pid: int | None = None  # once it has loaded the app
         self.served = 0
         self.looked_at = 0.0  # at its memory
         self.spent = False  # it has used all that it may
@@ -105,10 +106,6 @@ class Process(asyncio.Protocol):
     def seconds(self) -> float:
         """For how long it has been at the one in hand."""
         return self._loop.time() - self._began_at if self._entries else 0.0
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
 
     # ---- life -------------------------------------------------------------------------------------------------
 
@@ -305,6 +302,7 @@ class Process(asyncio.Protocol):
         elif isinstance(frame, Logged):
             _log(frame)
         elif isinstance(frame, Ready):
+            self.pid = frame.pid
             self._loaded.set_result(None)
         elif isinstance(frame, Broken):
             self._cannot_load(f"the app cannot be loaded: {frame.error}")
