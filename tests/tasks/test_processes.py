@@ -26,6 +26,7 @@ from millpond.tasks.frames import Answer, Hello
 from millpond.tasks.pools import executors
 from millpond.tasks.portal import Portal
 from millpond.tasks.process import Process
+from millpond.tasks.tickets import Tickets
 from millpond.worker.runner import Worker
 from tests.tasks import pool_app
 from tests.tasks.working import run
@@ -316,6 +317,25 @@ def test_a_job_that_a_process_has_not_begun_is_not_what_it_died_of(
             await until(lambda: process.count == 1)
             os.kill(pid, signal.SIGKILL)
             assert await handle.result() == 4
+
+    run(go)
+
+
+def test_a_process_for_which_there_is_no_room_at_first_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoRoom(Tickets):
+        def __init__(self) -> None:
+            monkeypatch.undo()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    async def go() -> None:
+        async with working(tmp_path, slots=1):
+            await (await pool_app.double.enqueue_async(1)).result()
+            monkeypatch.setattr("millpond.tasks.process.Tickets", NoRoom)
+            with pytest.raises(TaskFailed, match="killed by SIGSEGV"):
+                await (await pool_app.crash.enqueue_async()).result()
+            assert await (await pool_app.double.enqueue_async(2)).result(timeout=20) == 4
 
     run(go)
 

@@ -218,13 +218,9 @@ class ProcessPool:
     async def _replace(self, old: Process, wait: float) -> None:
         while True:
             await asyncio.sleep(wait)
-            process = Process(self._hello, self._ended, self._gone)
-            self._successors.add(process)
             try:
-                await process.start()
+                process = await self._successor()
             except (InvalidRequest, OSError) as error:
-                await process.close()
-                self._successors.remove(process)
                 log.error("a process of the pool could not be started: %s", error)
                 self._crashes.append(self._loop.time())
                 wait = pause(self._crashes, self._loop.time())
@@ -233,3 +229,14 @@ class ProcessPool:
                 self._successors.remove(process)
                 self._fill()
                 return
+
+    async def _successor(self) -> Process:
+        process = Process(self._hello, self._ended, self._gone)
+        self._successors.add(process)
+        try:
+            await process.start()
+        except (InvalidRequest, OSError):
+            await process.close()
+            self._successors.remove(process)
+            raise
+        return process
