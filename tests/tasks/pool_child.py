@@ -237,7 +237,7 @@ class Child:
         self._in_task = True
         if plan.asks:
             await self._say(frames.Progress({"fraction": 0.5}))
-            await self._say(frames.Write({}))
+            await self._say(frames.Write(1, {}))
             await self._hear(frames.Answer)
         try:
             async with asyncio.timeout(plan.seconds):

@@ -7,10 +7,12 @@ import errno
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,12 @@ import uvloop
 
 import millpond
 from millpond.errors import InvalidRequest
+from millpond.model import LeasedFields
 from millpond.tasks import TaskCancelled, TaskFailed
 from millpond.tasks.child import DEADLINE, Watcher
+from millpond.tasks.child_work import Line, LineNotes
 from millpond.tasks.connection import Where
-from millpond.tasks.frames import Answer, Hello
+from millpond.tasks.frames import Answer, Hello, Job, packed
 from millpond.tasks.pools import executors
 from millpond.tasks.portal import Portal
 from millpond.tasks.process import Process
@@ -242,7 +246,7 @@ def test_what_a_process_has_told_before_it_died_is_heard(tmp_path: Path, monkeyp
             path.read_text()
             select.select([handle], [], [])  # nothing is read meanwhile
             os.close(handle)
-            process._send(Answer())  # whatever is written
+            process._send(Answer(0))  # whatever is written
             await ended.result()
             with pytest.raises(TaskFailed, match="killed by SIGSEGV"):
                 await crashed.result()
@@ -256,7 +260,7 @@ def test_an_answer_that_comes_when_the_process_has_gone_is_dropped(tmp_path: Pat
         process = Process(Hello(PLACE, Where(data=str(tmp_path)), []), lambda *_: None, lambda *_: None)
         await process.start()
         await process.close()
-        process._send(Answer())
+        process._send(Answer(0))
 
     uvloop.run(go())  # whose transports raise
 
@@ -338,6 +342,41 @@ def test_a_process_for_which_there_is_no_room_at_first_is_started_later(
             assert await (await pool_app.double.enqueue_async(2)).result(timeout=20) == 4
 
     run(go)
+
+
+class Scripted:
+    """A channel on which these come, one after the other."""
+
+    def __init__(self, *coming: bytes | Exception) -> None:
+        self._coming = list(coming)
+
+    def sendall(self, data: bytes) -> None:
+        """To nobody."""
+
+    def recv(self, limit: int) -> bytes:
+        if isinstance(data := self._coming.pop(0), Exception):
+            raise data
+        return data
+
+
+def test_a_task_that_gives_up_waiting_for_an_answer_takes_none_from_others() -> None:
+    """By an alarm of its own, say: neither the next question nor the next job may suffer."""
+    at = datetime.now(UTC)
+    ahead = packed(Job(7, "jobs", LeasedFields("a", "lease", b"", "c", 1, 1, 1, at, at)))
+    late, own = packed(Answer(1, "late")), packed(Answer(2, 5))
+    worker, tickets = socket.socketpair()
+    with worker, tickets:
+        channel: Any = Scripted(ahead, TimeoutError("alarm"), late, own)
+        line = Line(channel, tickets)
+        notes = LineNotes(line, None)
+        line.begin(notes)
+        with pytest.raises(TimeoutError, match="alarm"):
+            notes.write({})
+        assert notes.max_attempts() == 5
+        worker.sendall((7).to_bytes(4, "little"))
+        job = line.next_job()
+        assert job is not None
+        assert job.number == 7
 
 
 def test_a_task_has_no_children_but_its_own(tmp_path: Path) -> None:

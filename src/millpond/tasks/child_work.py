@@ -33,7 +33,6 @@ from millpond.tasks.frames import (
     Logged,
     Progress,
     Ready,
-    ToProcess,
     Unpacking,
     Write,
     decode_to_process,
@@ -56,7 +55,9 @@ class Line:
         self._channel = channel
         self._tickets = tickets
         self._unpacking = Unpacking()
-        self._waiting: deque[ToProcess] = deque()
+        self._answers: deque[Answer] = deque()
+        self._others: deque[Hello | Job] = deque()
+        self._asked = 0
         self._speaker: LineNotes | None = None  # of the job in hand
         self._one = threading.RLock()  # a task may have threads of its own; and what is collected meanwhile may log
 
@@ -79,40 +80,58 @@ class Line:
             if self._speaker is notes:
                 self._channel.sendall(packed(frame))
 
-    def next(self) -> ToProcess | None:
+    def hello(self) -> Hello | None:
         """None: the worker has closed it."""
-        while not self._waiting:
-            data = self._channel.recv(READ_BYTES)
-            if not data:
+        while not self._others:
+            if not self._receive():
                 return None
-            self._waiting.extend(decode_to_process(body) for body in self._unpacking.feed(data))
-        return self._waiting.popleft()
+        first = self._others.popleft()
+        return first if isinstance(first, Hello) else None
 
     def next_job(self) -> Job | None:
-        """Those before it were taken back."""
+        """Those before it were taken back. None: there will be no more."""
         number = read_ticket(self._tickets)
-        if number is None:
-            return None
-        while isinstance(job := self.next(), Job):
-            if job.number == number:
-                return job
+        while number is not None:
+            while self._others:
+                job = self._others.popleft()
+                if isinstance(job, Job) and job.number == number:
+                    return job
+            if not self._receive():
+                return None
         return None
 
-    def ask(self, notes: LineNotes, frame: FromProcess) -> Answer:
-        """For the job in hand."""
+    def ask(self, notes: LineNotes, frame: Write | Limit) -> Answer:
+        """For the job in hand. Whatever a task's own handler of a signal raises here, the next one hears its answer."""
         with self._one:
             if self._speaker is not notes:
                 raise LeaseLost("the attempt has ended, and its context with it; wait for threads before you return")
+            self._asked += 1
+            frame.number = self._asked
             self._channel.sendall(packed(frame))
-            early: list[ToProcess] = []
-            while not isinstance(found := self.next(), Answer):
-                if found is None:
-                    raise Interrupted
-                early.append(found)
-            self._waiting.extendleft(reversed(early))
+            found = self._answer_to(frame.number)
         if found.code is not None:
             raise made(found.code, found.error)
         return found
+
+    def _answer_to(self, number: int) -> Answer:
+        while True:
+            while self._answers:
+                answer = self._answers.popleft()
+                if answer.number == number:  # else to one that has stopped waiting
+                    return answer
+            if not self._receive():
+                raise Interrupted
+
+    def _receive(self) -> bool:
+        """False: the worker has closed it."""
+        data = self._channel.recv(READ_BYTES)
+        for body in self._unpacking.feed(data):
+            frame = decode_to_process(body)
+            if isinstance(frame, Answer):
+                self._answers.append(frame)
+            else:
+                self._others.append(frame)
+        return bool(data)
 
 
 class Forwards(logging.Handler):
@@ -147,7 +166,7 @@ class LineNotes:
         self._line.tell(self, Progress(progress))
 
     def write(self, state: Mapping[str, Any]) -> None:
-        answer = self._line.ask(self, Write(_sendable(state)))
+        answer = self._line.ask(self, Write(0, _sendable(state)))
         self.doc = dict(state)
         self.cancelled = self.cancelled or answer.cancelled
 
@@ -155,7 +174,7 @@ class LineNotes:
         self.write(state)
 
     def max_attempts(self) -> int | None:
-        found: int | None = self._line.ask(self, Limit()).value
+        found: int | None = self._line.ask(self, Limit(0)).value
         return found
 
 
@@ -175,8 +194,8 @@ class Work:
         let_go_in_forks(self._handlers, self._let_go)
 
     def run(self) -> None:
-        hello = self._line.next()
-        if not isinstance(hello, Hello):
+        hello = self._line.hello()
+        if hello is None:
             return
         logging.basicConfig(handlers=[Forwards(self._line)], level=hello.level)
         try:

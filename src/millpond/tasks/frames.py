@@ -39,8 +39,9 @@ class Job(msgspec.Struct, tag="job"):
 
 
 class Answer(msgspec.Struct, tag="answer"):
-    """To a Write or a Limit."""
+    """To the Write or Limit of that number."""
 
+    number: int
     value: Any = None
     code: str | None = None
     error: str = ""
@@ -71,11 +72,14 @@ class Progress(msgspec.Struct, tag="progress"):
 
 
 class Write(msgspec.Struct, tag="write"):
+    number: int
     state: dict[str, Any]
 
 
 class Limit(msgspec.Struct, tag="limit"):
     """How many attempts may it have?"""
+
+    number: int
 
 
 class Ended(msgspec.Struct, tag="ended"):

@@ -334,11 +334,11 @@ class Process(asyncio.Protocol):
         try:
             if isinstance(frame, Write):
                 await notes.write_async(frame.state)
-                answer = Answer(cancelled=notes.cancelled)
+                answer = Answer(frame.number, cancelled=notes.cancelled)
             else:
-                answer = Answer(await notes.max_attempts_async())
+                answer = Answer(frame.number, await notes.max_attempts_async())
         except MillpondError as error:
-            answer = Answer(code=error.code, error=error.message)
+            answer = Answer(frame.number, code=error.code, error=error.message)
         self._send(answer)
 
     def _send(self, frame: Hello | Job | Answer) -> None:
