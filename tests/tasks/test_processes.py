@@ -60,7 +60,7 @@ async def working(
             app.connection.unbind(portal)
 
 
-async def all_gone(pids: list[int]) -> None:
+async def all_gone(pids: list[int], patience: float = 3) -> None:
     """Killed they are; the system may need a moment."""
     loop = asyncio.get_running_loop()
     for pid in pids:
@@ -70,7 +70,7 @@ async def all_gone(pids: list[int]) -> None:
             continue
         ended = loop.create_future()
         loop.add_reader(handle, ended.set_result, None)  # readable once the process has ended
-        async with asyncio.timeout(3):  # what nobody kills sleeps for longer
+        async with asyncio.timeout(patience):  # what nobody kills sleeps for longer
             await ended
         loop.remove_reader(handle)
         os.close(handle)
@@ -521,7 +521,7 @@ from tests.tasks import pool_app
 from tests.tasks.test_processes import working
 
 async def main():
-    async with working(Path(sys.argv[1]) / "data"):
+    async with working(Path(sys.argv[1]) / "data", lease_timeout="2s"):
         await (await pool_app.fork.enqueue_async()).result()
         await pool_app.hang.enqueue_async(str(Path(sys.argv[1]) / "pids"))
         await asyncio.Event().wait()
@@ -548,22 +548,19 @@ def test_a_watcher_waits_where_the_system_has_no_handles_of_processes(monkeypatc
         os.close(file)
 
 
-def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_nothing_outlives_a_worker_that_is_killed_or_the_lease_of_one_that_is_stopped(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """However soon after the task has begun."""
     os.mkfifo(tmp_path / "pids")
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)], start_new_session=True)
     try:
 
         async def go() -> None:
             pids = await begun(tmp_path / "pids")
-            handles = [os.pidfd_open(pid) for pid in pids]
-            worker.send_signal(signal.SIGKILL)
-            loop = asyncio.get_running_loop()
-            for handle in handles:  # readable once the process has ended
-                ended = loop.create_future()
-                loop.add_reader(handle, ended.set_result, None)
-                await ended
-                loop.remove_reader(handle)
-                os.close(handle)
+            worker.send_signal(number)
+            await all_gone(pids, patience=10)
 
         run(go)
     finally:

@@ -46,7 +46,7 @@ from millpond.worker.tree import RUN, Environment, end_leftovers, signal_group
 GRACE_S: Final = 5.0  # for a task to end once it was interrupted; then it is killed
 LOAD_S: Final = 60.0  # to import the app: it may be large
 CLOSE_S: Final = 5.0  # for a process that has nothing to do to end
-KEEP_S: Final = 1.0  # between two looks at which jobs have begun and how long they may run; shorter ones need no watch
+KEEP_S: Final = 1.0  # between two looks at how long jobs may run; among short ones only what takes so long is watched
 DEAF_S: Final = 5.0  # a process that has nothing to do and takes no job for so long is stopped, or stuck
 
 OnEnded = Callable[["Process", Entry, Outcome, float], None]
@@ -172,8 +172,8 @@ class Process(asyncio.Protocol):
             await asyncio.wait([self._lost], timeout=CLOSE_S)  # what it said last
             self._transport.abort()  # somebody may hold the other end
             await self._lost
-        os.close(self._life)
         unbegun = self.take_back()
+        os.close(self._life)
         self._tickets.close()
         if self._kill is not None:
             self._kill.cancel()
@@ -190,8 +190,9 @@ class Process(asyncio.Protocol):
         self._loaded.set_exception(InvalidRequest(why))
         self._loaded.exception()  # who started it may have given up
 
-    def keep(self) -> None:
-        """Tells the watcher how long the job in hand may run: until its lease is over, if nobody extends it.
+    def keep(self, after: float = KEEP_S) -> None:
+        """Tells the watcher how long the job in hand may run: until its lease is over, if nobody extends it. Not in its
+        first seconds, so many as `after`, if it was not told before.
 
         A process that begins none of its jobs is of no use: another is to have them.
         """
@@ -199,9 +200,15 @@ class Process(asyncio.Protocol):
             log.warning("a process of the pool takes no jobs, and is killed: %s", self.pid)
             self._deaf = True
             self._end_now()
-        elif self._entries and self.seconds >= KEEP_S and self.gone is None:
+        elif self._entries and self.gone is None and (self._kept or self.seconds >= after):
             self._kept = True
             _say(self._life, self._entries[0].job.deadline)
+
+    def _keep_no_more(self) -> None:
+        """What the watcher was told of is not in hand any more."""
+        if self._kept:
+            self._kept = False
+            _say(self._life, math.inf)
 
     def _is_deaf(self) -> bool:
         since = self._unheard_since
@@ -232,7 +239,9 @@ class Process(asyncio.Protocol):
         taken = [self._entries.pop() for _ in range(self._tickets.take_back())]
         for entry in taken:
             _let_go(entry)
-        self.silent = self.silent or bool(taken and not self._entries)
+        if taken and not self._entries:
+            self.silent = True
+            self._keep_no_more()
         return taken[::-1]
 
     def _begin(self, entry: Entry) -> None:
@@ -316,9 +325,7 @@ class Process(asyncio.Protocol):
     def _job_ended(self, outcome: Outcome) -> None:
         entry = self._entries.popleft()
         self.served += 1
-        if self._kept:
-            self._kept = False
-            _say(self._life, math.inf)
+        self._keep_no_more()
         if self.ended not in (None, entry) and not outcome.ok:  # the end of the one before has hit this one
             self._again.append(entry)
             return

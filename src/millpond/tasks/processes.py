@@ -149,6 +149,8 @@ class ProcessPool:
             for process in self._processes:
                 if self._waiting and process.count < depth and self._is_free(process):
                     process.put(self._waiting.popleft())
+                    if most == 1:  # else it would cost more than the job
+                        process.keep(after=0.0)
         if depth > 1 and self._look is None:
             self._look = self._loop.call_later(MOMENT_S, self._take_from_long)
 
