@@ -329,6 +329,40 @@ def test_what_has_completed_is_known_when_it_is_forgotten_and_the_worker_has_die
     run(act)
 
 
+def test_what_has_completed_while_the_last_worker_ended_is_known_when_it_is_forgotten(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that drains ends with its last job, and need not hear that somebody waited for that."""
+
+    class Deaf:
+        def __init__(self) -> None:
+            self.waits = asyncio.Event()
+
+        async def ended(self, *_: object) -> bool:
+            self.waits.set()
+            return await asyncio.Event().wait()
+
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"])
+        deaf = Deaf()
+        with monkeypatch.context() as patch:
+            patch.setattr("millpond.jobs.links.parks_of", lambda _: deaf)
+            task = await following(mill)
+            await deaf.waits.wait()
+            assert await mill.work() == "a"
+            task.cancel()
+            await asyncio.wait([task])
+        await mill.pass_in("jobs", 2 * 86_400)
+        await mill.pass_in(LINKS_QUEUE, 0)
+        with pytest.raises(NotFound):
+            await mill.pond.get_item("jobs", "a")
+        await (await following(mill))
+        assert await mill.work() == "b"
+
+    run(act)
+
+
 def test_a_link_with_nobody_behind_it_stays_with_its_worker(run: Run) -> None:
     async def act(mill: Mill) -> None:
         await enqueue(mill.pond, "jobs", command(), id="a")

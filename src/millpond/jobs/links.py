@@ -6,7 +6,9 @@ of them at a time. What a link says can be done twice, and a link may be handed 
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import suppress
 from datetime import datetime
 
 from millpond.api import Api
@@ -25,6 +27,7 @@ LINK_SLICE = 15.0  # seconds parked before the lease is extended, or the link ma
 HOLD_LOOK = 10.0  # seconds until the next look at a job that is dead, and may be revived; twice as long each time
 HOLD_LOOK_MAX = 300.0
 ERROR_PAUSE = 10.0  # seconds, after a call that failed
+LAST_LOOK = 1.0  # seconds, for a worker that ends
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,20 @@ class _Follower:
         self._version = item.state_version
 
     async def run(self) -> None:
+        try:
+            await self._follow()
+        except asyncio.CancelledError:
+            await self._look_last()
+            raise
+
+    async def _look_last(self) -> None:
+        """The worker ends, and there may be no other for days: what has completed just now is forgotten by then."""
+        with suppress(MillpondError, TimeoutError):
+            async with asyncio.timeout(LAST_LOOK):
+                await self._look_at_parents()
+                await self._note()
+
+    async def _follow(self) -> None:
         if not await self._is_held():
             await self._complete()
             return
