@@ -13,8 +13,10 @@ from millpond.embedded import AsyncPond
 from millpond.errors import Forbidden, NotFound
 from millpond.jobs import schedules, workers
 from millpond.jobs.enqueue import enqueue
+from millpond.jobs.held import link_of
 from millpond.jobs.names import LINKS_QUEUE, SCHEDULES_QUEUE, WORKERS_QUEUE
 from millpond.jobs.spec import JobSpec
+from millpond.model import State
 from millpond.worker import services
 from millpond.worker.executors import DONE
 from millpond.worker.runner import Worker
@@ -221,6 +223,30 @@ def test_links_in_hand_are_given_back_when_the_worker_ends() -> None:
                 executor.finish(job)
                 await ended(run)
             assert await count_of(pond, LINKS_QUEUE, "leased") == 0
+
+    asyncio.run(go())
+
+
+def test_links_to_what_a_worker_finishes_while_it_drains_are_followed() -> None:
+    """There may be no other worker before the job is forgotten."""
+
+    async def go() -> None:
+        async with AsyncPond(":memory:") as pond:
+            first = await enqueue(pond, "jobs", JobSpec(task="first"))
+            executor = FakeExecutor()
+            worker = worker_on(pond, executor)
+            async with at_work(worker) as run:
+                job = await executor.next()
+                worker.drain()
+                await listed(pond, status="draining")
+                second = await enqueue(pond, "jobs", JobSpec(task="second", after=[first.id]))
+                await until(lambda: count_of(pond, LINKS_QUEUE, "leased"), bool)
+                executor.finish(job)
+                await ended(run)
+            waiting = await pond.get_item("jobs", second.id)
+            link = await link_of(pond, "jobs", waiting)
+            noted = link is not None and link.state_doc == {"done": [f"jobs/{first.id}"]}
+            assert noted or waiting.state == State.READY
 
     asyncio.run(go())
 

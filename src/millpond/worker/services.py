@@ -31,6 +31,7 @@ SCHEDULES_GRACE_S = 1.0  # what is being fired is fired
 LOOK_S = 1.0  # between looks at whether what the last heartbeat told is still so
 REFUSED_S = 300.0  # until what the token did not allow is tried again: somebody may have changed that
 REGISTER_S = 1.0  # for the first heartbeat, before the first job: who stops workers must see those that run one
+LINKS = "links"  # the shell that follows them
 GOODBYE_S = 3.0  # to say that the worker has gone, and give back what its services hold
 
 
@@ -54,9 +55,9 @@ class Services:
             "heartbeat": self._heartbeat,
             "leash": self._leash,
             "schedules": self._schedules.step,
-            "links": self._links.step,
+            LINKS: self._links.step,
         }
-        self._tasks = [asyncio.create_task(again_and_again(name, step)) for name, step in shells.items()]
+        self._tasks = [asyncio.create_task(again_and_again(name, step), name=name) for name, step in shells.items()]
 
     async def registered(self) -> None:
         """Until others can see the worker, or that failed for once, or takes too long."""
@@ -71,10 +72,13 @@ class Services:
         self._beat.set()
 
     def drain(self) -> None:
-        """Schedules and links are left to workers that stay."""
+        """Schedules are left to workers that stay. Links are not: jobs may wait for what still runs here, and there may
+        be no other worker until that is forgotten.
+        """
         self.beat()
         for task in self._tasks[1:]:
-            task.cancel()
+            if task.get_name() != LINKS:
+                task.cancel()
 
     async def stop(self, *, farewell: bool = True) -> None:
         for task in self._tasks:
