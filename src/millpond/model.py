@@ -446,7 +446,8 @@ class LeasedItems(Batch[LeasedItem]):
     def __init__(self, runs: list[LeasedRun]) -> None:
         self.runs = runs
         self._kind = LeasedItem
-        super().__init__(len(runs[0].payloads) if len(runs) == 1 else sum([len(run.payloads) for run in runs]))
+        self._count = len(runs[0].payloads) if len(runs) == 1 else sum([len(run.payloads) for run in runs])
+        self._made = None
 
     def _make(self) -> list[LeasedItem]:
         return [item for run in self.runs for item in run.items(self._kind)]

@@ -457,10 +457,8 @@ Finish = Callable[["LeanCycle", Any], bytes]
 
 
 def _check_queue(cycle: LeanCycle, queue: str, kinds: frozenset[str] = _NO_KINDS) -> None:
-    """Whether whoever asks may use the queue so. The usual answer, for one that makes no jobs, is at hand."""
+    """Whether whoever asks may use the queue so. The answer for one that makes no jobs is kept at hand."""
     head = cycle.head
-    if queue == head.allowed and not kinds and cycle.identity is head.identity:
-        return
     head.application.gate.authorize(cycle.identity, head.call, queue, kinds)
     if not kinds and cycle.identity is head.identity:
         head.allowed = queue
@@ -470,32 +468,37 @@ def _begin_produce(cycle: LeanCycle) -> Begun | None:
     head = cycle.head
     request = head.decode(cycle.body)
     kinds = _NO_KINDS if type(request) is requests.ProducePlain else payloads.kinds_of(request)
-    _check_queue(cycle, request.queue, kinds)
+    if kinds or request.queue != head.allowed or cycle.identity is not head.identity:
+        _check_queue(cycle, request.queue, kinds)
     items = payloads.new_items(request, head.codec, cycle.correlation_id)
     return head.engine.begin_produce(request.queue, items, request.on_conflict, request.request_id, cycle.done)
 
 
 def _begin_lease(cycle: LeanCycle) -> Begun | None:
-    request: requests.Lease = cycle.head.decode(cycle.body)
-    _check_queue(cycle, request.queue)
-    parked = cycle.head.application.parked
+    head = cycle.head
+    request: requests.Lease = head.decode(cycle.body)
+    if request.queue != head.allowed or cycle.identity is not head.identity:
+        _check_queue(cycle, request.queue)
+    parked = head.application.parked
     if is_zero(request.wait):
         parked.check_open()
     else:
         parked.enter(cycle)
         cycle.parked = True
-    return cycle.head.engine.begin_lease(
+    return head.engine.begin_lease(
         request.queue, request.batch, request.wait, request.lease_timeout, request.client_id, cycle.done
     )
 
 
 def _begin_complete(cycle: LeanCycle) -> Begun | None:
-    request: requests.Complete = cycle.head.decode(cycle.body)
+    head = cycle.head
+    request: requests.Complete = head.decode(cycle.body)
     if request.queue is None or request.result is not None:
         raise _LongWay
-    _check_queue(cycle, request.queue)
+    if request.queue != head.allowed or cycle.identity is not head.identity:
+        _check_queue(cycle, request.queue)
     cycle.leases = request.leases
-    return cycle.head.engine.begin_complete(request.queue, request.leases, cycle.done)
+    return head.engine.begin_complete(request.queue, request.leases, cycle.done)
 
 
 def _begin_retry(cycle: LeanCycle) -> Begun | None:

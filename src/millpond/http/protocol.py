@@ -175,9 +175,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.answered_at(self.loop.time())
 
     def answered_at(self, now: float) -> None:
-        self.server_state.total_requests += 1
         self.active_at = self._idle_at = now
-        if not self.pipeline and not self.flow.write_paused and not self.flow.read_paused:
+        flow = self.flow
+        if not self.pipeline and not flow.write_paused and not flow.read_paused:
             return  # nothing waits: nearly always
         if self.transport.is_closing():
             return

@@ -99,20 +99,21 @@ class Runner:
         self.accept(request, partial(_deliver, future))
         return future
 
-    def accept(self, request: Request, done: Callable[[Any], None]) -> None:
+    def accept(self, request: Request, done: Callable[[Any], None]) -> Request:
         """Submit; `done` is called with the request once it is answered: no future and no task."""
         request.done = done
         request.runner = self
         self.unanswered.add(request)
         if self._tick_asked:  # those who come before the tick come at one instant
             self.queue.submit(request, self.last_used)
-            return
+            return request
         self.last_used = now = self._clock.now()
         self.queue.submit(request, now)
         if self.queue.busy:
             self._set_timer(request.deadline, now)  # a store that never answers must not hold it for ever
         else:
             self.wake()
+        return request
 
     def withdraw(self, request: Request) -> None:
         """The caller has gone: what it would have got goes back."""
