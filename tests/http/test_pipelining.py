@@ -53,6 +53,25 @@ def test_lean_and_other_calls_are_answered_in_order(server: Served, queue: str) 
         assert [item["text"] for item in msgspec.json.decode(leased)["items"]] == [str(number)]
 
 
+def test_calls_that_come_round_and_round_are_told_apart(server: Served, queue: str) -> None:
+    """Their heads are known by then; some are the beginning of others."""
+    produce = call("queue.produce", {"queue": queue, "items": [{"text": "a"}]})
+    lease = call("queue.lease", {"queue": queue})
+    long = call("queue.lease", {"queue": queue, "batch": 1})
+    named = post("/v1/queue.lease", msgspec.json.encode({"queue": queue}), JSON, "X-Correlation-Id: mine")
+    with server.connect() as sock:
+        for requests in ([produce, lease], [produce, long], [produce, named], [produce, produce, lease, lease]) * 3:
+            for _ in range(3):
+                answers = []
+                for request in requests:
+                    sock.sendall(request)
+                    answers += replies(sock, 1)
+                made = [msgspec.json.decode(answer)["items"] for answer in answers]
+                assert [len(items) for items in made] == [1] * len(requests)
+                leased = [items[0]["id"] for items in made if "lease" in items[0]]
+                assert leased == [items[0]["id"] for items in made if "lease" not in items[0]]
+
+
 @pytest.mark.parametrize("behind", ["queue.lease", "queue.stats"])
 def test_a_client_that_leaves_with_a_request_behind_its_poll_is_seen_to_go(
     server: Served, queue: str, behind: str

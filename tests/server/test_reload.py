@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.http.served import post, read_reply
 from tests.server.process import LOOPBACK, Server, command, until
 
 pytestmark = pytest.mark.slow  # a process or two a test
@@ -136,6 +137,23 @@ def test_limits_timeouts_and_names_hold_from_then_on(world: World) -> None:
     world.reload()
     assert world.server.must("queue.produce", **large)
     assert world.server.ask("GET", "/health", Host="pond.example.org").status != 200
+
+
+def test_limits_hold_on_a_connection_that_has_sent_the_same_all_along(world: World) -> None:
+    world.server.must("queues.create", name="q")
+    large = json.dumps({"queue": "q", "items": [{"text": "x" * 2_000}]}).encode()
+    produce, complete = (
+        post(f"/v1/{call}", body, "Content-Type: application/json")
+        for call, body in (("queue.produce", large), ("queue.complete", b'{"queue": "q", "leases": ["x"]}'))
+    )
+    with world.server.connect() as sock:
+        for request in (produce, complete) * 4:
+            sock.sendall(request)
+            assert read_reply(sock).startswith(b"HTTP/1.1 200")
+        world.write(more="limits = {body_bytes = '1KiB'}")
+        world.reload()
+        sock.sendall(produce)
+        assert read_reply(sock).startswith(b"HTTP/1.1 413")
 
 
 def test_where_no_server_is_the_command_says_so(tmp_path: Path) -> None:
