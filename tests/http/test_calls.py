@@ -246,16 +246,23 @@ def test_the_header_names_items_that_have_no_correlation_id(server: Served, queu
 
 
 def test_single_item_calls_mirror_the_items_correlation_id(server: Served, queue: str) -> None:
-    for _ in range(3):  # once, and what is told of it when it is sent again
-        made = server.call("queue.produce", queue=queue, items=[{"text": "x"}], request_id=f"{queue}-1")
-        [item] = made.value["items"]
-        assert made.headers["x-correlation-id"] == item["correlation_id"]
+    made = server.call("queue.produce", queue=queue, items=[{"text": "x"}], request_id=f"{queue}-1")
+    [item] = made.value["items"]
+    again = [server.call("queue.produce", queue=queue, items=[{"text": "x"}], request_id=f"{queue}-1") for _ in "ab"]
+    assert [one.headers["x-correlation-id"] for one in (made, *again)] == [item["correlation_id"]] * 3
     leased = server.call("queue.lease", queue=queue)
     assert leased.headers["x-correlation-id"] == item["correlation_id"]
     got = server.call("items.get", queue=queue, id=item["id"])
     assert got.headers["x-correlation-id"] == item["correlation_id"]
     done = server.call("queue.complete", leases=[leased.value["items"][0]["lease"]])
     assert done.headers["x-correlation-id"] == item["correlation_id"]
+
+
+def test_what_is_no_lease_token_mirrors_the_requests_correlation_id(server: Served, queue: str) -> None:
+    body = msgspec.json.encode({"queue": queue, "leases": ["nonsense"]})
+    for _ in range(2):  # its head is known the second time
+        reply = server.ask("POST", "/v1/queue.complete", body, X_Correlation_Id="mine")
+        assert (reply.status, reply.headers["x-correlation-id"]) == (200, "mine")
 
 
 def test_a_correlation_id_that_is_not_printable_is_not_mirrored(server: Served, queue: str) -> None:

@@ -88,6 +88,22 @@ def test_blocking_and_async_calls_see_the_same_queues(tmp_path: Path) -> None:
         assert [result.ok for result in blocking.complete(items)] == [True, True]
 
 
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_a_list_that_its_caller_changes_meanwhile_is_completed_as_it_was(as_tokens: bool) -> None:
+    async def scenario() -> None:
+        async with millpond.open_async(":memory:") as pond:
+            await pond.create_queue("q")
+            await pond.produce("q", [b"a", b"b", b"c"])
+            items = list(await pond.lease("q", batch=3))
+            leases: list[Any] = [item.lease for item in items] if as_tokens else items
+            completing = asyncio.ensure_future(pond.complete(leases, queue="q"))
+            await asyncio.sleep(0)  # it has been asked, and nothing was done yet
+            leases[:] = ["something else"]
+            assert [result.ok for result in await completing] == [True] * 3
+
+    asyncio.run(scenario())
+
+
 # ---- threads ----------------------------------------------------------------------------------------------
 
 

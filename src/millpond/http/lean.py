@@ -457,8 +457,10 @@ Finish = Callable[["LeanCycle", Any], bytes]
 
 
 def _check_queue(cycle: LeanCycle, queue: str, kinds: frozenset[str] = _NO_KINDS) -> None:
-    """Whether whoever asks may use the queue so. The answer for one that makes no jobs is kept at hand."""
+    """Whether whoever asks may use the queue so. The usual answer, for one that makes no jobs, is at hand."""
     head = cycle.head
+    if queue == head.allowed and not kinds and cycle.identity is head.identity:
+        return
     head.application.gate.authorize(cycle.identity, head.call, queue, kinds)
     if not kinds and cycle.identity is head.identity:
         head.allowed = queue
@@ -468,8 +470,7 @@ def _begin_produce(cycle: LeanCycle) -> Begun | None:
     head = cycle.head
     request = head.decode(cycle.body)
     kinds = _NO_KINDS if type(request) is requests.ProducePlain else payloads.kinds_of(request)
-    if kinds or request.queue != head.allowed or cycle.identity is not head.identity:
-        _check_queue(cycle, request.queue, kinds)
+    _check_queue(cycle, request.queue, kinds)
     items = payloads.new_items(request, head.codec, cycle.correlation_id)
     return head.engine.begin_produce(request.queue, items, request.on_conflict, request.request_id, cycle.done)
 
@@ -477,8 +478,7 @@ def _begin_produce(cycle: LeanCycle) -> Begun | None:
 def _begin_lease(cycle: LeanCycle) -> Begun | None:
     head = cycle.head
     request: requests.Lease = head.decode(cycle.body)
-    if request.queue != head.allowed or cycle.identity is not head.identity:
-        _check_queue(cycle, request.queue)
+    _check_queue(cycle, request.queue)
     parked = head.application.parked
     if is_zero(request.wait):
         parked.check_open()
@@ -495,8 +495,7 @@ def _begin_complete(cycle: LeanCycle) -> Begun | None:
     request: requests.Complete = head.decode(cycle.body)
     if request.queue is None or request.result is not None:
         raise _LongWay
-    if request.queue != head.allowed or cycle.identity is not head.identity:
-        _check_queue(cycle, request.queue)
+    _check_queue(cycle, request.queue)
     cycle.leases = request.leases
     return head.engine.begin_complete(request.queue, request.leases, cycle.done)
 
@@ -550,7 +549,7 @@ def _settled(cycle: LeanCycle, results: Sequence[Result]) -> bytes:
         return forms.completed(results, cycle.head.reply_codec)
     made = results if type(results) is list else list(results)
     if len(made) == 1:
-        cycle.correlation_id = made[0].correlation_id
+        cycle.correlation_id = made[0].correlation_id or cycle.correlation_id  # what is no token is of no item
     return cycle.head.reply_codec.encode(Results(made))
 
 

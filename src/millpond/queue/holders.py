@@ -225,7 +225,7 @@ class ItemsPart(TokenPart, eq=False):
         if held is None or request.result is not None:
             tokens = self._queue.reader.read_all(request.leases)
             self._tokens = [token for token in tokens if token is not None]
-            assert len(self._tokens) == len(tokens), "the items are of this queue"
+            assert len(self._tokens) == len(tokens), "they were read before"
             return super()._complete(lane, request, now)
         lane.draft.completed += held
         return self._done

@@ -29,7 +29,7 @@ _BODY = struct.Struct(">HQQHI")  # partition, grant, created, and the number's 4
 _SEALED = struct.Struct(">HQQHII")  # … and the checksum
 _TAIL = struct.Struct(">HII")  # the number and the checksum
 _NUMBER_BYTES = 6
-HEADS_KEPT = 1_000  # beginnings of tokens: those that come back now were mostly granted in the last few turns
+HEADS_KEPT = 64  # beginnings of tokens, a queue: those that come back now were mostly granted in the last few turns
 _FORM = re.compile(rf"[a-z0-9]{{1,32}}\.[0-9a-f]{{{2 * _SEALED.size}}}(\.[\x20-\x7e]{{1,128}})?")
 
 

@@ -27,6 +27,7 @@ from millpond.model import (
     Items,
     JournalPage,
     LeasedItem,
+    LeasedItems,
     LeaseLike,
     OnConflict,
     Produced,
@@ -204,7 +205,7 @@ class Service:
     async def complete(
         self, leases: Sequence[LeaseLike], *, queue: str | None = None, result: Any = None
     ) -> Sequence[Result]:
-        leases = validate.leases(leases)
+        leases = _own(validate.leases(leases))
         if result is not None and len(leases) > 1:
             raise InvalidRequest("a result goes with one lease; complete the items one by one, or leave it out")
         stored = None if result is None else validate.document(result, "result")
@@ -217,7 +218,7 @@ class Service:
     async def extend(
         self, leases: Sequence[LeaseLike], *, queue: str | None = None, lease_timeout: Duration | None = None
     ) -> Sequence[Result]:
-        leases = validate.leases(leases)
+        leases = _own(validate.leases(leases))
         timeout = validate.lease_timeout_ms(lease_timeout, low=0)
         return await self._ask_holders(queue, leases, leases, lambda some: Extend(some, timeout))
 
@@ -527,6 +528,11 @@ def _redrive_detail(request: Redrive) -> dict[str, Any]:
 
 def _redriven_detail(done: Redriven) -> dict[str, Any]:
     return {"matched": done.matched, "moved": done.moved, "errors": len(done.errors)}
+
+
+def _own(leases: Sequence[LeaseLike]) -> Sequence[LeaseLike]:
+    """A caller may change a list while its request is under way."""
+    return leases if type(leases) is LeasedItems else list(leases)
 
 
 def lease_request(batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str) -> Lease:

@@ -15,6 +15,7 @@ from millpond.wire.replies import LeaseItem
 
 DIGITS = 12  # of an item's number in hex
 SEAL = 8  # likewise of a token's checksum
+FORMED_BYTES_MAX = 1 << 20  # of payloads: beyond that the codec is faster
 FORMS_KEPT = 256  # a turn's produces share one, and so do the completes of what was leased in one
 
 # Of a lease: its codec, a number's digits, what correlation ids begin with, tokens' checksum so far, one item of many,
@@ -23,12 +24,18 @@ Form = tuple[Codec, int, str, int, bytes, bytes]
 
 
 def leased(items: Sequence[LeasedItem], codec: Codec) -> tuple[str | None, bytes] | None:
-    """The reply, with the correlation id of a single item; None if not all of them are plain."""
+    """The reply, with the correlation id of a single item; None if it does not fit a form.
+
+    So it is if not all are plain, if one is no text (JSON), if a number is longer than others (MessagePack), and if
+    there are many bytes: a form copies each payload once more than the codec.
+    """
     if type(items) is not LeasedItems:
         return None
     runs = items.runs
     if len(runs) == 1 and len(runs[0].payloads) == 1:
         return _leased_one(runs[0], codec)
+    if sum([sum(map(len, run.payloads)) for run in runs]) > FORMED_BYTES_MAX:
+        return None
     entries: list[bytes] = []
     for run in runs:
         told = _leased_run(run, codec)
@@ -76,7 +83,7 @@ def _leased_one(run: LeasedRun, codec: Codec) -> tuple[str, bytes] | None:
 
 
 def _leased_run(run: LeasedRun, codec: Codec) -> list[bytes] | None:
-    """None if one is not plain, or a payload is no text (JSON), or a number is longer than others (MessagePack)."""
+    """None if they do not fit a form."""
     grant, first, payloads = run.grant, run.first, run.payloads
     numbers = range(first, first + len(payloads))
     width = _width(numbers, codec)
