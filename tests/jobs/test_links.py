@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millpond import NewItem
-from millpond.errors import InvalidRequest, KeyConflict, NotFound
+from millpond.errors import InvalidRequest, KeyConflict, NotFound, Unavailable
 from millpond.jobs import held, links
 from millpond.jobs.control import cancel, find_item, find_job, release, retry_dead
 from millpond.jobs.enqueue import enqueue
@@ -357,6 +357,83 @@ def test_what_has_completed_while_the_last_worker_ended_is_known_when_it_is_forg
         await mill.pass_in(LINKS_QUEUE, 0)
         with pytest.raises(NotFound):
             await mill.pond.get_item("jobs", "a")
+        await (await following(mill))
+        assert await mill.work() == "b"
+
+    run(act)
+
+
+@pytest.mark.parametrize("own_id", ["a", None])
+def test_what_has_completed_when_no_worker_saw_it_is_known_from_the_journal(run: Run, own_id: str | None) -> None:
+    """The last worker was killed, and the next one comes when the job is forgotten."""
+
+    async def act(mill: Mill) -> None:
+        parent = await enqueue(mill.pond, "jobs", command(), id=own_id)
+        await enqueue(mill.pond, "jobs", command(), id="other")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=[parent.id])
+        await mill.work()
+        await mill.pass_in("jobs", 2 * 86_400)
+        with pytest.raises(NotFound):
+            await mill.pond.get_item("jobs", parent.id)
+        told = await explain(mill.pond, "jobs", "b", mill.now)
+        assert "no worker is running to release it" in told.sentence
+        await (await following(mill))
+        assert await mill.work() == "other"
+        assert await mill.work() == "b"
+
+    run(act)
+
+
+def test_the_journal_is_asked_once_for_a_job_that_is_gone(run: Run) -> None:
+    """It may be long, and a job that is held is looked at for ever."""
+
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"], if_dead="hold")
+        await mill.pond.clear("jobs", ["ready"])
+        await (await following(mill))
+        link = await link_of(mill, "b")
+        assert link is not None
+        assert link.state_doc == {"done": [], "gone": ["jobs/a"]}
+        await mill.pass_in(LINKS_QUEUE, links.HOLD_LOOK)
+        await (await following(mill, Trouble(mill.pond, "read_journal", done=False)))
+        assert (await find_job(mill.pond, "b")).held
+
+    run(act)
+
+
+def test_a_link_stays_with_its_worker_however_long_the_journals_are(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(mill: Mill) -> None:
+        async def slow(*_: object) -> bool:
+            mill.pass_(links.LINK_LEASE * 0.9)
+            return True
+
+        for parent in ("a", "b", "c"):
+            await enqueue(mill.pond, "jobs", command(), id=parent)
+        await enqueue(mill.pond, "jobs", command(), id="d", after=["a", "b", "c"])
+        await mill.pond.clear("jobs", ["ready"])
+        monkeypatch.setattr("millpond.jobs.held.has_completed", slow)
+        await (await following(mill))
+        assert await links_left(mill) == 0
+        assert await mill.work() == "d"
+
+    run(act)
+
+
+def test_a_job_is_not_cancelled_because_the_journal_does_not_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_answer(*_: object) -> bool:
+        raise Unavailable("the store does not answer")
+
+    async def act(mill: Mill) -> None:
+        await enqueue(mill.pond, "jobs", command(), id="a")
+        await enqueue(mill.pond, "jobs", command(), id="b", after=["a"])
+        await mill.work()
+        await mill.pass_in("jobs", 2 * 86_400)
+        with monkeypatch.context() as patch:
+            patch.setattr("millpond.jobs.held.has_completed", no_answer)
+            await (await following(mill))
+        assert (await find_job(mill.pond, "b")).held
+        await mill.pass_in(LINKS_QUEUE, links.ERROR_PAUSE)
         await (await following(mill))
         assert await mill.work() == "b"
 

@@ -12,7 +12,7 @@ import msgspec
 
 from millpond.api import Api
 from millpond.errors import Forbidden, NotFound
-from millpond.jobs.held import FAILED_STATES, done_in, due_of, link_of, look
+from millpond.jobs.held import FAILED_STATES, done_in, due_of, had_completed, link_of, look, read_link
 from millpond.jobs.position import Ahead, ahead_of
 from millpond.jobs.spec import parent_of, try_decode
 from millpond.jobs.view import JOB_STATE, is_held
@@ -155,15 +155,17 @@ class _Teller:
         spec = try_decode(self._item.payload, self._item.encoding)
         waiting: list[str] = []
         failed: list[str] = []
-        link = await link_of(self._api, self._queue, self._item)
-        done = done_in(None if link is None else link.state_doc)
+        found = await link_of(self._api, self._queue, self._item)
+        done = done_in(None if found is None else found.state_doc)
+        link = None if found is None else read_link(found.payload)
         for name in dict.fromkeys(spec.after if spec is not None else []):
             queue, item_id = parent_of(name, self._queue)
             if f"{queue}/{item_id}" in done:
                 continue
             parent = await look(self._api, queue, item_id)
             if parent is None:
-                failed.append(f"{name} (gone)")
+                if link is None or not await had_completed(self._api, link, queue, item_id):
+                    failed.append(f"{name} (gone)")
             elif parent.state in FAILED_STATES:
                 failed.append(f"{name} ({parent.state}{_because(parent.last_error)})")
             elif parent.state != State.COMPLETED:

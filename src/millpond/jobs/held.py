@@ -19,9 +19,11 @@ import msgspec
 from millpond.api import Api
 from millpond.durations import checked_seconds
 from millpond.errors import Forbidden, InvalidRequest, KeyConflict, MillpondError, NotFound
+from millpond.jobs.journal import Origin
 from millpond.jobs.names import HELD, LINKS_QUEUE
 from millpond.jobs.queues import ensure_queue
 from millpond.jobs.spec import MSGPACK, IfDead, JobSpec, parent_of
+from millpond.jobs.timeline import has_completed
 from millpond.model import LIST_LIMIT_MAX, TOKEN_BATCH_MAX, Item, NewItem, OnConflict, Produced, State
 
 FAILED_STATES = (State.DEAD, State.CANCELLED)
@@ -30,7 +32,8 @@ FAILED_STATES = (State.DEAD, State.CANCELLED)
 class Link(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The payload of a link, in MessagePack: a job that waits, what for, and the job itself. Times in seconds.
 
-    The job is not due before `run_at`, or before `delay` after the link was made.
+    The job is not due before `run_at`, or before `delay` after the link was made. `origins` are those of the parents,
+    in their order: who finds one gone can ask the journal whether it had completed.
     """
 
     queue: str
@@ -47,6 +50,7 @@ class Link(msgspec.Struct, kw_only=True, omit_defaults=True):
     max_attempts: int | None = None
     expire_timeout: float | None = None
     correlation_id: str | None = None
+    origins: list[Origin] = []
 
     @property
     def parents(self) -> list[tuple[str, str]]:
@@ -81,6 +85,7 @@ async def hold(api: Api, queue: str, item: NewItem, spec: JobSpec, on_conflict: 
     for (there, item_id), parent in zip(link.parents, parents, strict=True):
         if parent is None:
             raise NotFound(f"there is no job {item_id!r} in queue {there!r}; `after` names jobs that exist")
+        link.origins.append(Origin(parent.id, parent.partition, parent.created_at))
     states = [parent.state for parent in parents if parent is not None]
     if all(state == State.COMPLETED for state in states):
         [produced] = await api.produce(queue, [item], on_conflict=on_conflict)
@@ -97,6 +102,17 @@ async def look(api: Api, queue: str, item_id: str) -> Item | None:
         return await api.get_item(queue, item_id)
     except NotFound:
         return None
+
+
+async def had_completed(api: Api, link: Link, queue: str, item_id: str) -> bool:
+    """Whether a job that the link waits for, and that is gone, had completed; as far as the journal knows."""
+    origin = dict(zip(link.parents, link.origins, strict=False)).get((queue, item_id))
+    if origin is None:  # the link was made before there were any
+        return False
+    try:
+        return await has_completed(api, queue, origin)
+    except (Forbidden, NotFound):
+        return False  # not by this token; or the queue is gone, or its partition
 
 
 async def due_of(api: Api, queue: str, item: Item) -> datetime | None:
@@ -140,8 +156,17 @@ async def _put_off(api: Api, parents: Collection[tuple[str, str]]) -> list[str]:
 
 def done_in(state_doc: Any) -> set[str]:
     """Of a link: the jobs that have completed, as QUEUE/ID. They may be forgotten by now."""
+    return _noted(state_doc, "done")
+
+
+def gone_in(state_doc: Any) -> set[str]:
+    """Of a link: the jobs that were gone, and of which the journal did not say that they had completed."""
+    return _noted(state_doc, "gone")
+
+
+def _noted(state_doc: Any, what: str) -> set[str]:
     noted: dict[str, Any] = state_doc if isinstance(state_doc, dict) else {}
-    return set(noted.get("done", []))
+    return set(noted.get(what, []))
 
 
 def read_link(payload: bytes) -> Link | None:

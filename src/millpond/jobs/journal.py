@@ -6,6 +6,7 @@ A queue's journal is trimmed after a week, or when it is too large: what an olde
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -31,6 +32,14 @@ class Start(msgspec.Struct, frozen=True):
 
     after: int
     oldest: int | None = None
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """What is needed to find an item in the journal, also when it is gone."""
+
+    id: str
+    partition: int
+    created_at: datetime
 
 
 async def find_start(api: Api, queue: str, partition: int, at: int) -> Start:
@@ -68,7 +77,7 @@ async def turns(api: Api, queue: str, partition: int, after: int, limit: int = R
         after = page.rows[-1].turn
 
 
-def number_in(turn: Turn, item: Item, incarnation: str) -> int | None:
+def number_in(turn: Turn, item: Item | Origin, incarnation: str) -> int | None:
     """The item's number, if it was produced in this turn. One that came back has its old id as its own."""
     if turn.at != to_ms(item.created_at):
         return None
@@ -91,7 +100,7 @@ def number_in(turn: Turn, item: Item, incarnation: str) -> int | None:
     return None
 
 
-def derived_number(item: Item, incarnation: str) -> int | None:
+def derived_number(item: Item | Origin, incarnation: str) -> int | None:
     """What an id says that this queue may have assigned."""
     prefix = f"{incarnation}-{item.partition}-"
     rest = item.id.removeprefix(prefix)

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from millpond.api import Api
 from millpond.errors import Forbidden, LeaseLost, MillpondError, NotFound
-from millpond.jobs.held import FAILED_STATES, Link, done_in, held_item, is_of, look, read_link
+from millpond.jobs.held import FAILED_STATES, Link, done_in, gone_in, had_completed, held_item, is_of, look, read_link
 from millpond.jobs.names import KINDS, LINKS_QUEUE
 from millpond.jobs.now import by_lease
 from millpond.jobs.parking import parks_of
@@ -56,7 +56,9 @@ def _read(item: LeasedItem) -> Link | None:
 
 
 class _Follower:
-    """One link in a worker's hands. `done` are the jobs that have completed: they may be gone before the others."""
+    """One link in a worker's hands. `done` are the jobs that have completed: they may be gone before the others. `gone`
+    are those that had not: the journal, which may be long, is asked once.
+    """
 
     def __init__(self, api: Api, item: LeasedItem, link: Link, now: datetime) -> None:
         self._api = api
@@ -64,7 +66,8 @@ class _Follower:
         self._link = link
         self._now = now
         self._done = done_in(item.state_doc)
-        self._noted = len(self._done)
+        self._gone = gone_in(item.state_doc)
+        self._noted = len(self._done) + len(self._gone)
         self._version = item.state_version
 
     async def run(self) -> None:
@@ -139,13 +142,28 @@ class _Follower:
             if name in self._done:
                 continue
             parent = await look(self._api, queue, item_id)
-            if parent is None or parent.state in FAILED_STATES:
-                failed.append(name)
-            elif parent.state == State.COMPLETED:
+            if parent is None:
+                completed = await self._had_completed(queue, item_id)
+            else:
+                completed = parent.state == State.COMPLETED
+            if completed:
                 self._done.add(name)
+            elif parent is None or parent.state in FAILED_STATES:
+                failed.append(name)
             else:
                 waiting.append((queue, item_id))
         return failed, waiting
+
+    async def _had_completed(self, queue: str, item_id: str) -> bool:
+        """One that is gone: there may have been no worker to see it for longer than its queue keeps what completed."""
+        name = f"{queue}/{item_id}"
+        if name in self._gone:
+            return False
+        completed = await had_completed(self._api, self._link, queue, item_id)
+        await self._extend()  # it may have taken seconds, and there may be a hundred like it
+        if not completed:
+            self._gone.add(name)
+        return completed
 
     async def _extend(self) -> bool:
         """Whether the link was cancelled."""
@@ -181,10 +199,11 @@ class _Follower:
 
     async def _note(self) -> None:
         """Remember what has completed: by the next look it may be gone, and so may this worker."""
-        if len(self._done) > self._noted:
-            document = {"done": sorted(self._done)}
+        known = len(self._done) + len(self._gone)
+        if known > self._noted:
+            document = {"done": sorted(self._done)} | ({"gone": sorted(self._gone)} if self._gone else {})
             written = await self._api.write_state(self._item, document, version=self._version, queue=LINKS_QUEUE)
-            self._version, self._noted = written.version, len(self._done)
+            self._version, self._noted = written.version, known
 
 
 async def _hand_back(

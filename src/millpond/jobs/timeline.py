@@ -10,7 +10,7 @@ import msgspec
 
 from millpond.api import Api
 from millpond.history.format import RUN_BITS, RUN_MAX, Event
-from millpond.jobs.journal import Start, Turn, derived_number, find_start, number_in, turns
+from millpond.jobs.journal import Origin, Start, Turn, derived_number, find_start, number_in, turns
 from millpond.model import DeadReason, Item, State, to_datetime, to_ms
 
 _REASONS = list(DeadReason)
@@ -63,6 +63,30 @@ async def timeline(api: Api, queue: str, item: Item) -> Timeline:
         if story.is_whole:
             break
     return story.told(partial=not story.is_whole and start.oldest is None)
+
+
+async def has_completed(api: Api, queue: str, origin: Origin) -> bool:
+    """Whether an item that is gone had completed. False too if the journal does not know: trimmed, or too long."""
+    incarnation = (await api.queue_info(queue)).incarnation
+    start = await find_start(api, queue, origin.partition, to_ms(origin.created_at))
+    number = derived_number(origin, incarnation) if start.oldest is not None else None
+    async for turn in turns(api, queue, origin.partition, start.after):
+        if number is None:
+            number = number_in(turn, origin, incarnation)
+        if number is not None and any(in_runs(number, _completed_by(event)) for event in turn.events):
+            return True
+    return False
+
+
+def _completed_by(event: Sequence[Any]) -> Sequence[int]:
+    """Runs of items."""
+    if event[0] == Event.COMPLETED:
+        pairs: Sequence[int] = event[2]
+        return pairs[::2]
+    if event[0] == Event.CLAIM_COMPLETED:
+        runs: Sequence[int] = event[3]
+        return runs
+    return ()
 
 
 class Story:
