@@ -344,6 +344,26 @@ def test_a_process_for_which_there_is_no_room_at_first_is_started_later(
     run(go)
 
 
+def test_the_end_of_a_process_is_told_where_there_is_no_room_for_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_room(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def go() -> None:
+        os.mkfifo(tmp_path / "pids")
+        async with working(tmp_path / "data", slots=1):
+            handle = await pool_app.crash_behind.enqueue_async(str(tmp_path / "pids"))
+            pids = await begun(tmp_path / "pids")
+            monkeypatch.setattr(asyncio, "to_thread", no_room)
+            with pytest.raises(TaskFailed, match="killed by SIGKILL"):
+                await handle.result(timeout=20)
+            monkeypatch.undo()
+            await all_gone(pids)
+
+    run(go)
+
+
 class Scripted:
     """A channel on which these come, one after the other."""
 

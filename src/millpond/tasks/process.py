@@ -39,6 +39,7 @@ from millpond.tasks.frames import (
 )
 from millpond.tasks.notes import ItemNotes
 from millpond.tasks.tickets import Tickets
+from millpond.worker.aside import aside
 from millpond.worker.executors import Outcome
 from millpond.worker.supervision import LEFTOVER_PATIENCE
 from millpond.worker.tree import RUN, Environment, end_leftovers, signal_group
@@ -167,7 +168,7 @@ class Process(asyncio.Protocol):
     async def _wait(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
         signal_group(process.pid, signal.SIGKILL)
-        await asyncio.to_thread(end_leftovers, self._has_started, LEFTOVER_PATIENCE)  # what has left its group
+        await aside(end_leftovers, self._has_started, LEFTOVER_PATIENCE)  # what has left its group
         if self._transport is not None:
             await asyncio.wait([self._lost], timeout=CLOSE_S)  # what it said last
             self._transport.abort()  # somebody may hold the other end

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from millpond.worker import tree
+from millpond.worker.aside import aside
 from millpond.worker.capture import HEAD_BYTES
 from millpond.worker.endings import lost, no_room, outcome_of, problem_of
 from millpond.worker.executors import DEFERRED, Done, Outcome, Running, Why
@@ -74,8 +75,8 @@ class CommandExecutor:
     async def start(self) -> None:
         """Raises InvalidRequest if there is no place for logs."""
         self._logs.prepare()
-        await asyncio.to_thread(end_strays)
-        left = await asyncio.to_thread(tree.end_leftovers, tree.unsupervised, LEFTOVER_PATIENCE)
+        await aside(end_strays)
+        left = await aside(tree.end_leftovers, tree.unsupervised, LEFTOVER_PATIENCE)
         if left:
             log.error("processes of commands whose worker died could not be ended", extra={"pids": left})
         self._warden()
@@ -240,7 +241,7 @@ class CommandExecutor:
     async def _clear_up(self, attempt: Attempt, clean: bool) -> None:
         """Its slot is free only when nothing of it is left."""
         if not clean:
-            await asyncio.to_thread(tree.end_leftovers, tree.of_item(*_names(attempt.job)), LEFTOVER_PATIENCE)
+            await aside(tree.end_leftovers, tree.of_item(*_names(attempt.job)), LEFTOVER_PATIENCE)
         self._running.discard(attempt)
         self._fill()
         self._finish(attempt, lost())

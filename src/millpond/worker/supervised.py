@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from millpond.worker.aside import aside
 from millpond.worker.frames import Frames, packed, receive
 from millpond.worker.orders import Order, Report
 from millpond.worker.warden import NUMBER_BYTES, UNBORN
@@ -147,7 +148,7 @@ class Supervisors:
         for line in self._lines.values():
             line.close()
         self._close()
-        await asyncio.to_thread(_wait, self._process)
+        await aside(_wait, self._process)
 
     # ---- what comes ---------------------------------------------------------------------------------------
 
