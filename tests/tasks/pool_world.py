@@ -123,6 +123,7 @@ class World:
             patch.setattr("millpond.tasks.process.end_tree", lambda pid: self.children[pid - FIRST_PID].end_tree())
             patch.setattr("millpond.tasks.process.signal_group", lambda *_: None)
             patch.setattr("millpond.tasks.process.end_leftovers", self._end_leftovers)
+            patch.setattr("millpond.tasks.processes.end_leftovers", lambda *_: [])
             patch.setattr("millpond.tasks.processes.resident_bytes", lambda _: self.rng.randrange(100))
             try:
                 self.loop.run_until_complete(self._all(act or self._storm))

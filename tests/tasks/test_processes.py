@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from millpond.tasks.portal import Portal
 from millpond.tasks.process import Process
 from millpond.tasks.tickets import Tickets
 from millpond.worker.runner import Worker
+from millpond.worker.tree import processes
 from tests.tasks import pool_app
 from tests.tasks.working import run
 
@@ -585,4 +586,30 @@ def test_nothing_outlives_a_worker_that_is_killed_or_the_lease_of_one_that_is_st
         run(go)
     finally:
         os.killpg(worker.pid, signal.SIGKILL)  # what a task of it has forked, too: that is nobody's to end
+        worker.wait()
+
+
+def test_what_outlives_worker_and_watcher_that_are_killed_at_once_is_ended_by_the_next_worker(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pids")
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)], start_new_session=True)
+
+    async def go() -> None:
+        task, away = await begun(tmp_path / "pids")
+        watcher = processes()[task].parent
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in (watcher, worker.pid):
+                os.kill(pid, number)
+        await all_gone([watcher, worker.pid, task])
+        try:
+            os.kill(away, 0)
+            async with working(tmp_path / "next", slots=1):
+                await all_gone([away])
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(away, signal.SIGKILL)
+
+    try:
+        run(go)
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)  # what a task of it has forked, too
         worker.wait()

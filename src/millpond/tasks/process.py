@@ -42,7 +42,7 @@ from millpond.tasks.tickets import Tickets
 from millpond.worker.aside import aside
 from millpond.worker.executors import Outcome
 from millpond.worker.supervision import LEFTOVER_PATIENCE
-from millpond.worker.tree import RUN, Environment, end_leftovers, signal_group
+from millpond.worker.tree import RUN, Environment, end_leftovers, signal_group, supervisor_name
 
 GRACE_S: Final = 5.0  # for a task to end once it was interrupted; then it is killed
 LOAD_S: Final = 60.0  # to import the app: it may be large
@@ -75,7 +75,7 @@ class Process(asyncio.Protocol):
         self._watch: asyncio.Task[None] | None = None
         self._life = -1
         self._kept = False  # the watcher was told how long the job in hand may run
-        self._name = f"task-{secrets.token_hex(8)}"  # in the environment of all that it starts
+        self._name = f"{supervisor_name()}-{secrets.randbits(64)}"  # in the environment of all that it starts
         self._kill: asyncio.TimerHandle | None = None
         self._began_at = 0.0
         self._unheard_since: float | None = None  # while it has jobs

@@ -20,9 +20,12 @@ from millpond.tasks.entries import Entry, Outcomes
 from millpond.tasks.frames import Hello
 from millpond.tasks.portal import Portal
 from millpond.tasks.process import KEEP_S, Process
+from millpond.worker.aside import aside
 from millpond.worker.executors import DEFERRED, Done, Outcome, Running, Why
 from millpond.worker.memory import resident_bytes
 from millpond.worker.restarts import pause, remembered
+from millpond.worker.supervision import LEFTOVER_PATIENCE
+from millpond.worker.tree import end_leftovers, unsupervised
 
 FORCED_S: Final = 8.0  # for tasks to end by force: their own grace, and some
 AHEAD: Final = 16  # jobs that are sent to a process before it has ended the one in hand, if they are short
@@ -65,7 +68,11 @@ class ProcessPool:
         return found is not None and not found.is_async
 
     async def start(self) -> None:
-        """Until all processes have loaded the app: one that cannot is told at once."""
+        """Until all processes have loaded the app: one that cannot is told at once. What tasks have left whose worker
+        was killed, and the watcher with it, is ended before.
+        """
+        if left := await aside(end_leftovers, unsupervised, LEFTOVER_PATIENCE):
+            log.error("processes of jobs whose worker died could not be ended", extra={"pids": left})
         self._loop = loop = asyncio.get_running_loop()
         self._portal = Portal(loop, self._api)
         self._app.connection.bind(self._portal)

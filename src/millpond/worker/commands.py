@@ -78,7 +78,7 @@ class CommandExecutor:
         await aside(end_strays)
         left = await aside(tree.end_leftovers, tree.unsupervised, LEFTOVER_PATIENCE)
         if left:
-            log.error("processes of commands whose worker died could not be ended", extra={"pids": left})
+            log.error("processes of jobs whose worker died could not be ended", extra={"pids": left})
         self._warden()
 
     async def stop(self, *, force: bool) -> None:

@@ -26,7 +26,7 @@ END_PAUSE: Final = 0.01  # seconds between looks at a process, where nobody tell
 ENVIRONMENT_BYTES: Final = 4 << 20  # the system's own limit on arguments and environment is below it
 
 ITEM, QUEUE, CORRELATION, RUN = b"MILLPOND_ITEM_ID", b"MILLPOND_QUEUE", b"MILLPOND_CORRELATION_ID", b"MILLPOND_RUN"
-_RUN_NAME: Final = re.compile(rb"(\d{1,10})-(\d{1,20})-\d+")  # its supervisor, when that started, a number
+_RUN_NAME: Final = re.compile(rb"(\d{1,10})-(\d{1,20})-\d+")  # its supervisor, or worker, when that started, a number
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 Environment = Mapping[bytes, bytes]
