@@ -225,6 +225,16 @@ def test_a_job_runs_after_those_that_it_waits_for(testing: Testing) -> None:
     assert held.state() == "pending"
 
 
+def test_a_job_is_not_overlooked_behind_many_that_wait(testing: Testing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpond.tasks.testing_work.LIST_LIMIT_MAX", 2)
+    later = add.options(delay="1h").enqueue(1)
+    waiting = [add.options(after=[later]).enqueue(n) for n in range(5)]
+    ready = add.options(after=[add.enqueue(5)]).enqueue(6)
+    assert ready.result() == 7
+    testing.advance("1h")
+    assert [handle.result() for handle in waiting] == [1, 2, 3, 4, 5]
+
+
 def test_what_is_no_job_is_not_waited_for(testing: Testing) -> None:
     wrong: Any = [5]
     with pytest.raises(InvalidRequest, match="`after` has a int; give handles or ids of jobs"):

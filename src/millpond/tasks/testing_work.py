@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from random import Random
 from typing import Any, Final
@@ -13,7 +13,7 @@ from millpond.errors import NotFound
 from millpond.jobs import firing, links
 from millpond.jobs.names import HELD, LINKS_QUEUE, SCHEDULES_QUEUE
 from millpond.jobs.queues import is_job_queue
-from millpond.model import LIST_LIMIT_MAX, Item, LeasedItem, Retry, State, to_datetime, to_ms
+from millpond.model import LIST_LIMIT_MAX, TOKEN_BATCH_MAX, Item, LeasedItem, Retry, State, to_datetime, to_ms
 from millpond.tasks.calling import Found, found_for, spec_of
 from millpond.worker.delays import retry_delay
 from millpond.worker.executors import Outcome, Running
@@ -91,19 +91,26 @@ class TestingWork:
         )
 
     async def _each(self, api: Api, queue: str, lease: float, work: Callable[[LeasedItem, datetime], Any]) -> int:
-        """How many of those that are due were moved by it."""
-        try:
-            items = await api.lease(queue, batch=LIST_LIMIT_MAX, lease_timeout=lease)
-        except NotFound:
-            return 0
+        """How many of those that are due were moved by it. The others are kept until all were looked at."""
         moved = 0
-        for item in items:
-            try:
-                await work(item, to_datetime(self._clock.now()))
-                moved += 1
-            except Parked:
-                await api.retry([Retry(lease=item, intent="defer")], queue=queue)
+        parked: list[LeasedItem] = []
+        while items := await self._due(api, queue, lease):
+            for item in items:
+                try:
+                    await work(item, to_datetime(self._clock.now()))
+                    moved += 1
+                except Parked:
+                    parked.append(item)
+        for start in range(0, len(parked), TOKEN_BATCH_MAX):
+            back = [Retry(lease=item, intent="defer") for item in parked[start : start + TOKEN_BATCH_MAX]]
+            await api.retry(back, queue=queue)
         return moved
+
+    async def _due(self, api: Api, queue: str, lease: float) -> Sequence[LeasedItem]:
+        try:
+            return await api.lease(queue, batch=LIST_LIMIT_MAX, lease_timeout=lease)
+        except NotFound:
+            return []
 
     # ---- looking ----------------------------------------------------------------------------------------------
 
