@@ -326,13 +326,16 @@ def test_a_job_that_a_process_has_not_begun_is_not_what_it_died_of(
     run(go)
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")]
+)
 def test_a_process_for_which_there_is_no_room_at_first_is_started_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     class NoRoom(Tickets):
         def __init__(self) -> None:
             monkeypatch.undo()
-            raise OSError(errno.EMFILE, "Too many open files")
+            raise error
 
     async def go() -> None:
         async with working(tmp_path, slots=1):

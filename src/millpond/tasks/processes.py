@@ -31,6 +31,7 @@ FORCED_S: Final = 8.0  # for tasks to end by force: their own grace, and some
 AHEAD: Final = 16  # jobs that are sent to a process before it has ended the one in hand, if they are short
 SHORT_S: Final = 0.002  # as short as that: then the way there and back counts
 RSS_LOOK_S: Final = 0.1  # between looks at the memory of a process
+UNSTARTED: Final = (InvalidRequest, OSError, RuntimeError)  # the last is asyncio's: there is no room for a thread
 MOMENT_S: Final = 0.02  # behind a job that takes longer none waits: another process may be free, or what it waits for
 
 
@@ -229,7 +230,7 @@ class ProcessPool:
             await asyncio.sleep(wait)
             try:
                 process = await self._successor()
-            except (InvalidRequest, OSError) as error:
+            except UNSTARTED as error:
                 log.error("a process of the pool could not be started: %s", error)
                 self._crashes.append(self._loop.time())
                 wait = pause(self._crashes, self._loop.time())
@@ -244,7 +245,7 @@ class ProcessPool:
         self._successors.add(process)
         try:
             await process.start()
-        except (InvalidRequest, OSError):
+        except UNSTARTED:
             await process.close()
             self._successors.remove(process)
             raise
