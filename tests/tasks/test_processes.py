@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from millpond.tasks import TaskCancelled, TaskFailed
 from millpond.tasks.child import DEADLINE, Watcher
 from millpond.tasks.child_work import Line, LineNotes
 from millpond.tasks.connection import Where
-from millpond.tasks.frames import Answer, Hello, Job, packed
+from millpond.tasks.frames import READ_BYTES, Answer, Hello, Job, Logged, Unpacking, decode_from_process, packed
 from millpond.tasks.pools import executors
 from millpond.tasks.portal import Portal
 from millpond.tasks.process import Process
@@ -374,8 +375,9 @@ class Scripted:
     def __init__(self, *coming: bytes | Exception) -> None:
         self._coming = list(coming)
 
-    def sendall(self, data: bytes) -> None:
+    def send(self, data: bytes) -> int:
         """To nobody."""
+        return len(data)
 
     def recv(self, limit: int) -> bytes:
         if isinstance(data := self._coming.pop(0), Exception):
@@ -401,6 +403,46 @@ def test_a_task_that_gives_up_waiting_for_an_answer_takes_none_from_others() -> 
         job = line.next_job()
         assert job is not None
         assert job.number == 7
+
+
+@pytest.mark.parametrize("does", ["raises", "logs"])
+def test_a_handler_of_a_signal_that_comes_while_a_frame_is_sent_leaves_it_whole(does: str) -> None:
+    theirs, ours = socket.socketpair()
+    line = Line(ours, ours)
+    frames = [Logged("shop", 30, letter * 500_000, None) for letter in "abc"]
+    came: list[Logged] = []
+
+    def read() -> None:
+        unpacking = Unpacking()
+        with theirs:  # what cannot be read ends it
+            while len(came) < len(frames):
+                came.extend(map(decode_from_process, unpacking.feed(theirs.recv(READ_BYTES))))
+
+    reader = threading.Thread(target=read, daemon=True)
+
+    def ring(ident: int) -> None:
+        while select.select([], [ours], [], 0)[1]:
+            """Until there is no room for the rest of the frame."""
+        signal.pthread_kill(ident, signal.SIGALRM)
+
+    def handle(*_: object) -> None:
+        reader.start()
+        if does == "raises":
+            raise KeyError(does)
+        line.send(frames[1])
+
+    before = signal.signal(signal.SIGALRM, handle)
+    with theirs, ours:
+        threading.Thread(target=ring, args=(threading.get_ident(),)).start()
+        try:
+            line.send(frames[0])
+        except KeyError:
+            line.send(frames[1])
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        line.send(frames[2])
+        reader.join(10)
+        assert came == frames
 
 
 def test_a_task_has_no_children_but_its_own(tmp_path: Path) -> None:

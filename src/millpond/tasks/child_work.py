@@ -57,13 +57,33 @@ class Line:
         self._unpacking = Unpacking()
         self._answers: deque[Answer] = deque()
         self._others: deque[Hello | Job] = deque()
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()  # frames, and how many bytes of each were sent at a time
+        self._sending = False
         self._asked = 0
         self._speaker: LineNotes | None = None  # of the job in hand
         self._one = threading.RLock()  # a task may have threads of its own; and what is collected meanwhile may log
 
     def send(self, frame: FromProcess) -> None:
         with self._one:
-            self._channel.sendall(packed(frame))
+            self._put(frame)
+
+    def _put(self, frame: FromProcess) -> None:
+        """A task's own handler of a signal may raise here, or log: the rest of a frame goes before the next one. No
+        handler runs between a send and the note of how much it sent, since there is no Python between the two.
+        """
+        self._unsent.append((packed(frame), []))
+        if self._sending:  # by who was interrupted, and goes on
+            return
+        try:
+            self._sending = True
+            while self._unsent:
+                data, sent = self._unsent[0]
+                if (done := sum(sent)) < len(data):
+                    sent.extend(map(self._channel.send, (memoryview(data)[done:],)))
+                else:
+                    self._unsent.popleft()
+        finally:
+            self._sending = False
 
     def begin(self, notes: LineNotes) -> None:
         self._speaker = notes
@@ -72,13 +92,13 @@ class Line:
         """From here on nobody speaks for the job: a thread that it has left would speak for the next one."""
         with self._one:
             self._speaker = None
-            self._channel.sendall(packed(Ended(outcome)))
+            self._put(Ended(outcome))
 
     def tell(self, notes: LineNotes, frame: FromProcess) -> None:
         """For the job in hand. What comes when it has ended is of no interest any more."""
         with self._one:
             if self._speaker is notes:
-                self._channel.sendall(packed(frame))
+                self._put(frame)
 
     def hello(self) -> Hello | None:
         """None: the worker has closed it."""
@@ -107,7 +127,7 @@ class Line:
                 raise LeaseLost("the attempt has ended, and its context with it; wait for threads before you return")
             self._asked += 1
             frame.number = self._asked
-            self._channel.sendall(packed(frame))
+            self._put(frame)
             found = self._answer_to(frame.number)
         if found.code is not None:
             raise made(found.code, found.error)
