@@ -302,6 +302,14 @@ def test_a_link_makes_way_for_others_and_knows_what_has_completed(run: Run) -> N
     run(act)
 
 
+async def until_forgotten(mill: Mill, job: str) -> None:
+    """All that has completed by now."""
+    await mill.pass_in("jobs", 2 * 86_400)
+    await mill.pass_in(LINKS_QUEUE, 0)
+    with pytest.raises(NotFound):
+        await mill.pond.get_item("jobs", job)
+
+
 def test_what_has_completed_is_known_when_it_is_forgotten_and_the_worker_has_died(run: Run) -> None:
     async def act(mill: Mill) -> None:
         for parent in ("a", "b"):
@@ -314,10 +322,7 @@ def test_what_has_completed_is_known_when_it_is_forgotten_and_the_worker_has_die
             await mill.pond.stats("jobs")
         task.cancel()
         await asyncio.wait([task])
-        await mill.pass_in("jobs", 2 * 86_400)
-        await mill.pass_in(LINKS_QUEUE, 0)
-        with pytest.raises(NotFound):
-            await mill.pond.get_item("jobs", "a")
+        await until_forgotten(mill, "a")
         told = await explain(mill.pond, "jobs", "c", mill.now)
         assert told.sentence == "Job c is waiting for job b (pending) to complete."
         task = await following(mill)
@@ -353,10 +358,7 @@ def test_what_has_completed_while_the_last_worker_ended_is_known_when_it_is_forg
             assert await mill.work() == "a"
             task.cancel()
             await asyncio.wait([task])
-        await mill.pass_in("jobs", 2 * 86_400)
-        await mill.pass_in(LINKS_QUEUE, 0)
-        with pytest.raises(NotFound):
-            await mill.pond.get_item("jobs", "a")
+        await until_forgotten(mill, "a")
         await (await following(mill))
         assert await mill.work() == "b"
 

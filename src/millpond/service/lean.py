@@ -28,30 +28,26 @@ class LeanService:
     def begin_produce(
         self, queue: str, items: Items, on_conflict: OnConflict, request_id: str | None, done: Done
     ) -> Request | None:
-        request = produce_request(items, on_conflict, request_id, self._clock)
-        runner = self._manager.awake(queue)
-        return None if runner is None else runner.accept(request, done)
+        return self._begin(queue, produce_request(items, on_conflict, request_id, self._clock), done)
 
     def begin_lease(
         self, queue: str, batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str, done: Done
     ) -> Request | None:
-        request = Lease(*_terms(batch, wait, lease_timeout, client_id))
-        runner = self._manager.awake(queue)
-        return None if runner is None else runner.accept(request, done)
+        return self._begin(queue, Lease(*_terms(batch, wait, lease_timeout, client_id)), done)
 
     def begin_complete(self, queue: str, leases: Sequence[LeaseLike], done: Done) -> Request | None:
-        request = Complete(validate.leases(leases))
-        runner = self._manager.awake(queue)
-        return None if runner is None else runner.accept(request, done)
+        return self._begin(queue, Complete(validate.leases(leases)), done)
 
     def begin_retry(self, queue: str, items: Sequence[Retry], done: Done) -> Request | None:
-        request = RetryItems(validate.retries(items, self._clock.now()))
-        runner = self._manager.awake(queue)
-        return None if runner is None else runner.accept(request, done)
+        return self._begin(queue, RetryItems(validate.retries(items, self._clock.now())), done)
 
     def begin_extend(
         self, queue: str, leases: Sequence[LeaseLike], lease_timeout: Duration | None, done: Done
     ) -> Request | None:
-        request = Extend(validate.leases(leases), validate.lease_timeout_ms(lease_timeout, low=0))
+        return self._begin(
+            queue, Extend(validate.leases(leases), validate.lease_timeout_ms(lease_timeout, low=0)), done
+        )
+
+    def _begin(self, queue: str, request: Request, done: Done) -> Request | None:
         runner = self._manager.awake(queue)
         return None if runner is None else runner.accept(request, done)
