@@ -31,10 +31,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": NOUNS,
     "meters": NOUNS,
     "durations": NOUNS,
+    "doorbell": set(),
     "history": NOUNS | {"store"},
     "store": NOUNS | {"history"},
-    "queue": NOUNS | {"history", "store"},
-    "service": NOUNS | {"history", "store", "queue"},
+    "queue": NOUNS | {"history", "store", "doorbell"},
+    "service": NOUNS | {"history", "store", "queue", "doorbell"},
     "directory": NOUNS,
     "consuming": EDGE,  # items that finish themselves and loops over them, for clients and ponds
     "embedded": ENGINE | {"directory", "consuming"},

@@ -226,6 +226,17 @@ def test_what_a_turn_both_writes_and_drops_is_gone(store: Store) -> None:
     assert store.read([1, 2], [1, 2]) == ({2: b"chunk 2"}, {2: b"b"})
 
 
+@pytest.mark.parametrize("dropped", [1, 2, 3])
+def test_a_turn_of_one_chunk_and_one_drop_does_both(store: Store, dropped: int) -> None:
+    """Most turns are such, and a store may have a way of its own for them."""
+    store.commit(turn(1, chunks=[chunk(1, 1)]))
+    store.commit(turn(2, chunks=[chunk(2, 1)], chunk_drops=[dropped], ended=(1, 1)))
+    assert sorted(store.read([1, 2, 3], [])[0]) == [first for first in (1, 2) if first != dropped]
+    assert [(row.turn, row.events) for row in store.recover().rows] == [(n, b"events of turn %d" % n) for n in (1, 2)]
+    assert [row.turn for row in store.ended(1, 1, 0)] == [2]
+    assert store.check() == []
+
+
 def test_any_sequence_of_numbers_will_do(store: Store) -> None:
     store.commit(turn(1, chunks=(chunk(1), chunk(2)), docs={1: b"a", 2: b"b"}))
     assert store.read(range(5), array("q", [1])) == ({1: b"chunk 1", 2: b"chunk 2"}, {1: b"a"})

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from millpond.clock import Clock
+from millpond.doorbell import Doorbell
 from millpond.errors import InternalError
 from millpond.meters import EngineMeter
 from millpond.model import QueueDefinition
@@ -63,6 +64,7 @@ class Runner:
         self,
         queue: LogicalQueue,
         clock: Clock,
+        bell: Doorbell,
         send: Callable[[Runner, Arrive | Forget], None],
         meter: EngineMeter,
         totals_seen: Totals,
@@ -77,6 +79,7 @@ class Runner:
         self.last_used = clock.now()
         self.tried = asyncio.Event()  # set once every partition was read or could not be
         self._clock = clock
+        self._bell = bell
         self._send = send
         self._drained = drained
         self._meter = meter
@@ -235,7 +238,7 @@ class Runner:
 
     def _finished(self, job: Job, seconds: float) -> None:
         """Called in the commit thread."""
-        self._loop.call_soon_threadsafe(self._finish, job, seconds)
+        self._bell.ring(self._finish, job, seconds)
 
     def _finish(self, job: Job, seconds: float) -> None:
         try:

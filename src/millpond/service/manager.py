@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from millpond.api import caller
 from millpond.clock import Clock
+from millpond.doorbell import Doorbell
 from millpond.errors import (
     Closed,
     Conflict,
@@ -104,6 +105,7 @@ class QueuesManager:
         self._waking = asyncio.Semaphore(WAKES_MAX)
         self._sweeper: asyncio.TimerHandle | None = None
         self._open = False
+        self._bell: Doorbell  # on the event loop that has opened it
         self._meter = EngineMeter(self._places.names)
         self._registry = RegistryDesk(registry, clock, self._meter)
         self._reader = EngineReader(self._runners, self._meter)
@@ -115,6 +117,7 @@ class QueuesManager:
         if self._registry.is_open:
             raise Conflict("the engine is open already; close it first")
         self._registry.open()
+        self._bell = Doorbell(asyncio.get_running_loop())
         try:
             definitions = await self._registry.load()
             self._definitions = {one.name: one for one in definitions}
@@ -181,6 +184,7 @@ class QueuesManager:
     async def _let_go(self) -> None:
         await self._registry.close()
         self._places.close()
+        self._bell.close()
 
     def _check_open(self) -> None:
         if not self._open:
@@ -681,7 +685,7 @@ class QueuesManager:
         queue = LogicalQueue(definition, lanes, meta, rng, exists, now, self._pace)
         seen = self._reader.totals_seen(definition.incarnation)
         drained = self._rebalances.drained
-        self._runners[definition.name] = Runner(queue, self._clock, self._send, self._meter, seen, drained)
+        self._runners[definition.name] = Runner(queue, self._clock, self._bell, self._send, self._meter, seen, drained)
         self._meter.loads += 1
         if self._sweeper is None or self._excess() > 0:
             self._set_sweeper()

@@ -1,8 +1,9 @@
 """Stores in SQLite: a file a partition, and one statement a turn.
 
-A whole turn is one INSERT into a temporary view, whose trigger (see sqlite.sql) writes the tables. So a commit is
-one call and one transaction of its own: it gives up the GIL once, and there is nothing to roll back by hand.
-Each file has one connection, which holds the file's lock for as long as it is open.
+A whole turn is one INSERT into a temporary view, whose trigger (see sqlite.sql) writes the tables: into a small view if
+the turn is like most, into a large one if not. So a commit is one call and one transaction of its own: it gives up the
+GIL once, and there is nothing to roll back by hand. Each file has one connection, which holds the file's lock for as
+long as it is open.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ RESERVE_BYTES = 8 << 20  # room for the logs of some ten busy partitions on a fu
 SHRINK_FREE_BYTES = 32 << 20  # fewer free pages are left for new items
 SHRINK_LIVE_BYTES = 16 << 20  # shrinking copies what is live: a tenth of a second at most
 
+NO_CHUNK = (None, None, None)
 SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 PARTITION_UPGRADES = ("partition_1",)  # step n brings a file of version n to n + 1; a new file is of version 0
@@ -221,6 +223,7 @@ class SqliteStore:
             os.fsync(self._descriptor)  # see _make_room
             self._shrink(connection)
             connection.execute(SQL["turn"])
+            connection.execute(SQL["plain_turn"])
             recovered = self._read_state(connection)
             self._total = connection.execute(SQL["journal_total"]).get
         self._room_pages = self._logged_pages = 0
@@ -239,7 +242,10 @@ class SqliteStore:
         try:
             if self._room_pages < pages:
                 self._make_room(connection, pages)
-            connection.execute(SQL["commit"], bindings_of(turn, total, snapshot_turn))
+            if is_plain(turn):
+                connection.execute(SQL["commit_plain"], plain_bindings_of(turn, total))
+            else:
+                connection.execute(SQL["commit"], bindings_of(turn, total, snapshot_turn))
         except Exception as problem:
             raise self._failed_commit(turn.number, problem) from problem
         except BaseException:
@@ -425,6 +431,20 @@ def pages_of(turn: Turn) -> int:
 
 def journal_rows(cursor: Iterable[Any]) -> list[JournalRow]:
     return [JournalRow(turn, at, events) for turn, at, events in cursor]
+
+
+def is_plain(turn: Turn) -> bool:
+    """Whether a `plain_turn` holds it."""
+    if len(turn.chunks) > 1 or len(turn.chunk_drops) > 1 or turn.docs or turn.doc_drops:
+        return False
+    return turn.snapshot is None and turn.trim is None
+
+
+def plain_bindings_of(turn: Turn, total: int) -> tuple[Any, ...]:
+    ended_lo, ended_hi = turn.ended or (None, None)
+    first, count, body = (turn.chunks[0].first, turn.chunks[0].count, turn.chunks[0].body) if turn.chunks else NO_CHUNK
+    drop = turn.chunk_drops[0] if turn.chunk_drops else None
+    return turn.number, turn.at, ended_lo, ended_hi, total, turn.events, first, count, body, drop
 
 
 def bindings_of(turn: Turn, total: int, snapshot_turn: int) -> tuple[Any, ...]:

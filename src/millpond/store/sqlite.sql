@@ -90,6 +90,23 @@ CREATE TEMP TRIGGER turn_commit INSTEAD OF INSERT ON turn BEGIN
     -- End of the trigger.
 END;
 
+-- name: plain_turn
+-- The same for a turn that has one chunk and drops one at most, and nothing else: reading the JSON of a `turn` would
+-- take a tenth of its time.
+CREATE TEMP VIEW plain_turn AS SELECT
+    NULL AS number, NULL AS at, NULL AS ended_lo, NULL AS ended_hi, NULL AS total, NULL AS events,
+    NULL AS first, NULL AS count, NULL AS body,
+    NULL AS chunk_drop;
+-- What the INSERT does.
+CREATE TEMP TRIGGER plain_turn_commit INSTEAD OF INSERT ON plain_turn BEGIN
+    INSERT INTO journal VALUES (new.number, new.at, new.ended_lo, new.ended_hi, new.total, new.events);
+    -- The chunk, if there is one.
+    INSERT OR REPLACE INTO chunk SELECT new.first, new.count, new.body WHERE new.first IS NOT NULL;
+    -- The drop, which comes after the write here too.
+    DELETE FROM chunk WHERE first = new.chunk_drop;
+    -- End of the trigger.
+END;
+
 -- name: commit
 -- Write a turn, all of it or nothing: the columns are those of the view.
 INSERT INTO turn VALUES (
@@ -97,6 +114,10 @@ INSERT INTO turn VALUES (
     ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
     ?, ?, ?, ?, ?, ?, ?, ?, ?
 );
+
+-- name: commit_plain
+-- The same for a plain one.
+INSERT INTO plain_turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: pages
 -- Pages of the file as the log has it, and how many of them are unused.
