@@ -96,23 +96,25 @@ clean: ## remove .venv, caches and builds
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What millpond itself needs and what builds it, hash-checked, then millpond, editable. Needs the network only for what is
-# not there yet.
+# not there yet. The files of requirements/ name all there is: with no dependencies to look for, pip cannot find that a
+# newer one has come out since.
 $(CORE): requirements/build.txt requirements/core.txt pyproject.toml
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "millpond needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --require-hashes -r requirements/build.txt -r requirements/core.txt
+	$(INSTALL) --no-deps --require-hashes -r requirements/build.txt -r requirements/core.txt
 	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # All the rest, Spark with it. That is half a gigabyte of source that is packed by the setuptools of build.txt: an isolated
 # build would fetch one that no hash vouches for.
 $(READY): $(CORE) requirements/dev.txt
-	$(INSTALL) --no-build-isolation --require-hashes -r requirements/dev.txt
+	$(INSTALL) --no-deps --no-build-isolation --require-hashes -r requirements/dev.txt
 	@touch $@
 
 # Benchmarks' peers: what they need is not what millpond needs.
 $(PEERS): requirements/peers.txt
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+		-r requirements/peers.txt
 	@touch $@
