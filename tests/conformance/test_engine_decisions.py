@@ -131,7 +131,7 @@ def test_a_crash_at_any_point_leaves_all_or_nothing(make_pond: MakePond, name: s
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("fault", ["lose", "hide"])
+@pytest.mark.parametrize("fault", ["lose", pytest.param("hide", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STORIES)
 def test_a_failed_commit_anywhere_does_not_show(
     make_pond: MakePond, faulty: FaultyStores, name: str, fault: str, place: int

@@ -39,6 +39,7 @@ from millpond.store.base import Recovered
 from tests.conformance.conftest import MakePond
 from tests.conformance.engine import SteppedPond, keyed, numbered, payloads, request
 from tests.drive import definition
+from tests.seeds import seeds
 
 # ---- a snapshot holds what the journal replays ------------------------------------------------------------
 
@@ -217,7 +218,7 @@ def lanes_of(pond: SteppedPond) -> dict[tuple[str, int], Lane]:
 
 @pytest.mark.parametrize("dead_queue", [None, "dq"])
 @pytest.mark.parametrize("retention", [0, 50_000])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3, fast=1))
 def test_memory_journal_and_snapshot_are_the_same_state(
     make_pond: MakePond, monkeypatch: pytest.MonkeyPatch, dead_queue: str | None, retention: int, seed: int
 ) -> None:

@@ -16,6 +16,7 @@ from millpond.store.base import Chunk, Recovered, Store, StoreFailed, StoreFull,
 from millpond.store.memory import MemoryStores
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
 from tests.crash.fulldisk import FullDisk, full_disk
+from tests.seeds import seeds
 
 QUOTA = 8 << 20
 RESERVE_BYTES = 2 << 20
@@ -225,7 +226,7 @@ def test_another_error_is_not_a_full_disk(store: Store, disk: FullDisk) -> None:
     assert caught.type is StoreFailed
 
 
-@pytest.mark.parametrize("seed", range(10), ids=lambda seed: f"seed-{seed}-")
+@pytest.mark.parametrize("seed", seeds(10, fast=3), ids=lambda seed: f"seed-{seed}-")
 def test_on_a_disk_that_fills_and_empties_refused_turns_leave_no_trace(
     seed: int, store: Store, disk: FullDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

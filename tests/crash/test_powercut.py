@@ -18,6 +18,7 @@ from millpond.store.base import Chunk, Recovered, Store, StoreFailed, Stores, Tr
 from millpond.store.memory import MemoryStores
 from millpond.store.sqlite import SqliteStores
 from tests.crash.powercut import PowerCutDisk, Truncate, Write, power_cut_vfs
+from tests.seeds import seeds
 
 SEEDS = 40
 LIVES = 6  # cuts in a row, each on what the one before it left: 240 in all
@@ -135,7 +136,7 @@ def losses(seed: int, durability: str, path: Path, monkeypatch: pytest.MonkeyPat
         known = found
 
 
-@pytest.mark.parametrize("seed", range(SEEDS), ids=lambda seed: f"seed-{seed}-")
+@pytest.mark.parametrize("seed", seeds(SEEDS, fast=10), ids=lambda seed: f"seed-{seed}-")
 def test_no_power_cut_loses_an_acknowledged_turn(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for lost in losses(seed, "full", tmp_path, monkeypatch):
         assert lost in (0, -1)  # the turn that was being written may be there, whole
