@@ -90,7 +90,7 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
 
     def raw(self, data: bytes) -> bytes:
-        """All that a connection answers to these bytes until it is closed or silent at a reply's end."""
+        """The reply of a connection to these bytes; empty if it is closed instead."""
         with self.connect() as sock:
             sock.sendall(data)
             return read_reply(sock)
@@ -107,8 +107,9 @@ def read_reply(sock: socket.socket) -> bytes:
         head, end, body = data.partition(b"\r\n\r\n")
         if end:
             [length] = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-            if len(body) >= int(length.partition(b":")[2]):
-                return data
+            size = int(length.partition(b":")[2])
+            if len(body) >= size:
+                return head + end + body[:size]
         try:
             part = sock.recv(65536)
         except ConnectionResetError:

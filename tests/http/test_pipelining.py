@@ -116,3 +116,32 @@ def test_a_request_in_pieces_is_one_request(server: Served, queue: str) -> None:
         for start in range(0, len(request), 97):
             sock.sendall(request[start : start + 97])
         assert b"200 OK" in read_reply(sock)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8"])
+def test_what_is_no_request_is_refused_behind_the_reply_to_the_one_before_it(
+    server: Served, queue: str, kind: str
+) -> None:
+    produce = msgspec.json.encode({"queue": queue, "items": [{"text": "x"}]})
+    with server.connect() as sock:
+        sock.sendall(post("/v1/queue.produce", produce, f"Content-Type: {kind}") + b"\x00 no request\r\n\r\n")
+        produced, refused = replies(sock, 2)
+        assert sock.recv(1) == b""
+    assert b"correlation_id" in produced
+    assert b"this is not HTTP" in refused
+
+
+def test_noise_behind_a_poll_ends_it(server: Served, queue: str) -> None:
+    with server.connect() as sock:
+        sock.sendall(call("queue.lease", {"queue": queue, "wait": "10m"}) + b"\x00 no request\r\n\r\n")
+        server.until_parked()
+        assert sock.recv(1) == b""
+    server.until(lambda: not len(server.app.parked))
+
+
+def test_what_is_wrong_in_its_own_body_is_told_so(server: Served) -> None:
+    head = (
+        b"POST /v1/queue.produce HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    for kind in (b"application/json", b"application/json; charset=utf-8"):
+        assert server.raw(head % kind + b'5\r\n{"que\r\nno size\r\n').startswith(b"HTTP/1.1 400")

@@ -95,7 +95,7 @@ class LeanCycle(msgspec.Struct, eq=False):
     keep_alive: bool
     correlation_id: str | None
     body: bytes | bytearray = b""
-    complete: bool = False  # all of it was read
+    more_body: bool = True  # not all of it was read
     disconnected: bool = False
     response_complete: bool = False
     message_event: _NoEvent = _NO_EVENT
@@ -180,7 +180,7 @@ class LeanProtocol(GuardedProtocol):
                 self.active_at = self.begun_at = now = self.loop.time()
                 if head.seen_at == now or self._know(head):
                     cycle = LeanCycle(
-                        self, head, head.identity, now, head.keep_alive, head.correlation_id, data[end:], True
+                        self, head, head.identity, now, head.keep_alive, head.correlation_id, data[end:], False
                     )
                     self.cycle = self.answering = cycle
                     self._begin(cycle)
@@ -295,7 +295,7 @@ class LeanProtocol(GuardedProtocol):
             return
         self._rest_bytes = 0
         self._reading = None
-        cycle.complete = True
+        cycle.more_body = False
         if self.answering is cycle:
             self._begin(cycle)
 
@@ -305,7 +305,7 @@ class LeanProtocol(GuardedProtocol):
             super()._start_asgi_task(cycle, app)
             return
         self.answering = cycle
-        if cycle.complete:
+        if not cycle.more_body:
             self._begin(cycle)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -351,7 +351,7 @@ class LeanProtocol(GuardedProtocol):
             keep_alive=cycle.keep_alive,
             on_response=self.on_response_complete,
         )
-        long.body, long.more_body = bytearray(cycle.body), not cycle.complete
+        long.body, long.more_body = bytearray(cycle.body), cycle.more_body
         long.message_event.set()
         if self.cycle is cycle:
             self.cycle = long

@@ -23,6 +23,7 @@ from millpond.wire import JSON
 
 PIPELINE_MAX = 16  # requests that are read ahead of their turn; the rest waits in the socket
 SWEEP_EVERY_S = 1.0  # how late an idle connection may be closed
+REFUSED_GRACE_S = 1.0  # for what is under way ahead of a refused request: a commit's time, not a long poll's
 CONNECTIONS_RETRY_S = 1
 HEADERS_MAX = 200  # lines: a dozen of a client, as many of each proxy on the way
 LINE_BYTES = 4  # of a header, besides its name and value
@@ -38,6 +39,13 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Refused(Exception):
     """Raised in a callback of the parser to end the parsing."""
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """In the place of a request, behind those that are to be answered before it."""
+
+    error: MillpondError
+    at: float
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -74,6 +82,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self.active_at = self.loop.time()
+        if self._refused() is not None:
+            return
         self._rest_bytes += len(data)
         try:
             self._parse(data)
@@ -133,6 +143,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if isinstance(cycle, _Refusal):
+            self._tell(cycle.error)
+            return
         self.answering = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -159,7 +172,25 @@ class GuardedProtocol(HttpToolsProtocol):
         return HeadersTooLarge(f"there are over {limit} bytes or {HEADERS_MAX} lines of headers; send fewer")
 
     def refuse(self, error: MillpondError) -> None:
-        """Written at once, without a thought for what else is under way: the connection is over."""
+        """The request that is being read. It is told so in its turn, if that comes soon; the connection is over."""
+        if not self._owes_reply():
+            self._tell(error)
+        elif self._refused() is None:
+            self.pipeline.appendleft((_Refusal(error, self.loop.time()), self.app))  # type: ignore[arg-type]
+
+    def _owes_reply(self) -> bool:
+        """To a request before the one that is being read."""
+        answering = self.answering
+        if answering is None or answering.response_complete:
+            return False
+        return answering is not self.cycle or self._in_head or not answering.more_body
+
+    def _refused(self) -> _Refusal | None:
+        last: Any = self.pipeline[0][0] if self.pipeline else None
+        return last if isinstance(last, _Refusal) else None
+
+    def _tell(self, error: MillpondError) -> None:
+        """Written at once, without a thought for what else is under way."""
         if self.transport.is_closing():
             return
         body = JSON.encode_error(error)
@@ -203,11 +234,14 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         limits = self.connection_limits
-        if self._in_head:
+        if (refused := self._refused()) is not None:
+            if now - refused.at > REFUSED_GRACE_S:
+                self.transport.close()
+        elif self._in_head:
             if now - self.begun_at > limits.header_timeout_s:
                 self.refuse(TooSlow(f"the headers did not arrive within {limits.header_timeout_s:g} s; send them"))
         elif self.pipeline and self.flow.read_paused and now - self.active_at > limits.stall_timeout_s:
-            self.refuse(
+            self._tell(  # in the place of what keeps it waiting
                 TooManyRequests(
                     "too much waits behind one request on this connection; use another for long polls",
                     retry_after=CONNECTIONS_RETRY_S,
