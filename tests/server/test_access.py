@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,23 @@ def test_a_revoked_token_ends_within_seconds_also_for_those_who_wait(guarded: Gu
         assert b"unauthorized" in told
         assert b'"secret"' not in told
     until(lambda: guarded.server.must("queue.stats", queue="watched")["counts"]["ready"] == 10, "the items to be back")
+
+
+def test_a_stream_of_a_revoked_token_keeps_its_items_no_longer_than_the_token_counts(guarded: Guarded) -> None:
+    tokens = TokensFile(guarded.data)
+    token, secret = tokens.create(Clock().now(), role="consumer", queues=["held"])
+    guarded.server.must("queues.create", name="held", lease_timeout="10m")
+    guarded.server.must("queue.produce", queue="held", items=[{"text": "x"}] * 2)
+    until(lambda: guarded.ask(secret, "queue.stats", queue="held").status == 403, "the token to be seen")
+    counts = partial(guarded.server.must, "queue.stats", queue="held")
+    with guarded.server.connect() as stream:
+        headers = ["Content-Type: application/json", f"Authorization: Bearer {secret}"]
+        stream.sendall(post("/v1/queue.subscribe", b'{"queue": "held", "prefetch": 2}', *headers))
+        until(lambda: counts()["counts"]["leased"] == 2, "the items to be sent")
+        tokens.revoke(token.id, Clock().now())
+        revoked_at = time.monotonic()
+        until(lambda: counts()["counts"]["ready"] == 2, "the items to be back")
+    assert time.monotonic() - revoked_at < REVOKED_WITHIN_S
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -31,6 +32,7 @@ IDLE_LINE = b"{}\n"
 WRITE_BYTES = 256 << 10  # several items a write, but not the whole prefetch in memory twice
 EXTEND_PAUSE_MIN_S = 0.05  # leases shorter than a few commits cannot be kept, and must not busy the engine
 EXTEND_AGAIN_S = 1.0  # after a failure
+LOOK_AGAIN_S = 3.0  # between looks at who asks: a revoke must count within 5 s
 
 log = logging.getLogger(__name__)
 _lines = msgspec.json.Encoder().encode_lines
@@ -134,7 +136,6 @@ class Stream:
                 if self._drained or self._gone.done():
                     break
                 items = await self._next()
-                self._exchange.authenticate()
         except MillpondError as error:
             await self._exchange.write(JSON.encode_error(error) + b"\n")
         if not self._gone.done():
@@ -148,15 +149,24 @@ class Stream:
 
     async def _next(self) -> Sequence[LeasedItem]:
         """More items; none when the client should be shown that the stream lives, or when it is to end."""
-        keep_alive = self._streams.keep_alive_s
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._streams.keep_alive_s
+        while (left := until - loop.time()) > 0 and not self._drained and not self._gone.done():
+            items = await self._more(min(left, LOOK_AGAIN_S))
+            self._exchange.authenticate()
+            if items:
+                return items
+        return ()
+
+    async def _more(self, wait: float) -> Sequence[LeasedItem]:
+        """After at most so long, and none as soon as there is room for some."""
         self._changed.clear()
-        if len(self._held) >= self._request.prefetch and not self._gone.done():
-            try:
-                async with asyncio.timeout(keep_alive):
-                    await self._changed.wait()
-            except TimeoutError:
-                return ()
-        return () if self._gone.done() else await self._lease(wait=keep_alive)
+        if len(self._held) < self._request.prefetch:
+            return await self._lease(wait)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self._changed.wait()
+        return ()
 
     async def _lease(self, wait: float) -> Sequence[LeasedItem]:
         request, api = self._request, self._streams.api
