@@ -147,6 +147,8 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "retry bytes": (([b"x"],), {}),
     "cancel a bare id": (("q", "id"), {}),
     "lease for a vague time": (("q",), {"wait": "soon"}),
+    "lease for no number of seconds": (("q",), {"wait": float("nan")}),
+    "produce at no instant": (("q", [NewItem(payload=b"x", enqueue_at=5)]), {}),  # type: ignore[arg-type]
     "lease a vague batch": (("q",), {"batch": "many"}),
     "create_queue with a misspelt name": (("q",), {"backoff": {"bse": 2}}),
     "write_state of no document": (("t", object()), {"version": 0}),

@@ -210,8 +210,8 @@ def lease(
 
 
 def waits_for(wait: Duration) -> float:
-    """Seconds for which the server may say nothing."""
-    return min(max(seconds(wait) or 0.0, 0.0), WAIT_MAX_MS / 1000)
+    """Seconds for which the server may say nothing; 0 for what is no duration, not a number among it."""
+    return min(max(0.0, seconds(wait) or 0.0), WAIT_MAX_MS / 1000)
 
 
 def leased_fields(item: LeaseItem) -> LeasedFields:

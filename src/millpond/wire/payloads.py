@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 from msgspec import UNSET, Raw, structs
@@ -264,7 +264,7 @@ def _produce_item(item: NewItem, codec: Codec) -> ProduceItem:
     for name in ("delay", "expire_timeout"):
         if isinstance(given[name], timedelta):
             given[name] = given[name].total_seconds()
-    if item.enqueue_at is not None and item.enqueue_at.tzinfo is None:
+    if isinstance(item.enqueue_at, datetime) and item.enqueue_at.tzinfo is None:
         given["enqueue_at"] = item.enqueue_at.replace(tzinfo=UTC)  # as the engine takes it
     return ProduceItem(text=text, data=data, **given)
 
