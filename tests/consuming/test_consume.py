@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 from millpond import Item, Pond
 from millpond.consuming.held import LEFT, HeldItem
 from millpond.errors import Closed, InvalidRequest, LeaseLost, NotFound
+from millpond.model import ERROR_CHARS_MAX
 from tests.consuming.conftest import Open
 from tests.service.looks import until_parked
 
@@ -51,6 +53,22 @@ def test_what_the_body_finished_is_left_alone(pond: Pond, queue: str) -> None:
         else:
             item.retry("not now", delay="1h")
     assert only(pond, queue).last_error == "not now"
+
+
+@pytest.mark.parametrize("words", ["no file \udcff", "x" * (17 << 20)], ids=["no Unicode", "no end"])
+def test_a_failure_that_cannot_be_stored_as_it_is_ends_no_loop(
+    pond: Pond, queue: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "millpond.consuming")  # what is logged as it is, no test runner can pass on
+
+    def handle(item: HeldItem) -> None:
+        raise OSError(words)
+
+    pond.produce(queue, [b"1", b"2"])
+    pond.consume(queue, handle, idle_timeout=0)
+    assert pond.stats(queue).counts["retrying"] == 2
+    errors = {item.last_error for item in all_of(pond, queue)}
+    assert errors == {f"OSError: {words}".encode(errors="backslashreplace").decode()[:ERROR_CHARS_MAX]}
 
 
 def test_a_with_in_the_loop_completes_and_fails_by_itself(pond: Pond, queue: str) -> None:

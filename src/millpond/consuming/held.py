@@ -19,7 +19,17 @@ from typing import Any, Protocol, Self, TypeVar, cast
 from msgspec import Struct
 
 from millpond.errors import LeaseLost, made
-from millpond.model import Duration, Intent, LeasedItem, LeasedItems, LeaseLike, Result, Retry, StateWritten
+from millpond.model import (
+    ERROR_CHARS_MAX,
+    Duration,
+    Intent,
+    LeasedItem,
+    LeasedItems,
+    LeaseLike,
+    Result,
+    Retry,
+    StateWritten,
+)
 
 LEFT = "the consumer left the item without completing it"
 
@@ -296,7 +306,9 @@ def left_without_a_word(item: Held | None) -> Retry | None:
 
 
 def in_words(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
+    """As it can be stored, whatever was raised: a failure to say why would end the loop. File names hold surrogates."""
+    words = "".join(traceback.format_exception_only(error)).strip()[:ERROR_CHARS_MAX]
+    return words.encode(errors="backslashreplace").decode()
 
 
 def _check(result: Result) -> None:
