@@ -20,7 +20,19 @@ from millpond.model import State
 from millpond.worker import services
 from millpond.worker.executors import DONE
 from millpond.worker.runner import Worker
-from tests.worker.fakes import Away, FakeExecutor, at_work, count_of, ended, put, task, until, until_state
+from millpond.worker.slots import Slots
+from tests.worker.fakes import (
+    Away,
+    BacklogExecutor,
+    FakeExecutor,
+    at_work,
+    count_of,
+    ended,
+    put,
+    task,
+    until,
+    until_state,
+)
 
 
 def worker_on(api: Any, executor: FakeExecutor, **options: Any) -> Worker:
@@ -333,6 +345,22 @@ def test_the_list_is_true_soon_after_a_job_begins_or_ends(monkeypatch: pytest.Mo
                 await listed(pond, running_count=1)
                 executor.finish(jobs[1])
                 await listed(pond, running_count=0, done=2)
+
+    asyncio.run(go())
+
+
+def test_what_waits_in_a_backlog_is_not_counted_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Slots, "ahead", 2)
+
+    async def go() -> None:
+        async with AsyncPond(":memory:") as pond:
+            executor = BacklogExecutor()
+            worker = worker_on(pond, executor, slots=1)
+            async with at_work(worker):
+                await put(pond, task(), task(), task())
+                for _ in range(3):
+                    await executor.next()
+                assert services.Services(worker).info().running_count == 1
 
     asyncio.run(go())
 

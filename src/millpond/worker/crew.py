@@ -64,7 +64,7 @@ class Crew:
 
     @property
     def running(self) -> int:
-        return self.slots.running
+        return self.slots.taken
 
     @property
     def idle(self) -> bool:

@@ -40,6 +40,11 @@ class Slots:
         self._measured_at = 0.0
 
     @property
+    def taken(self) -> int:
+        """A backlog takes none: it waits."""
+        return min(self.running, self.count)
+
+    @property
     def full(self) -> bool:
         return self.running >= self.count
 
