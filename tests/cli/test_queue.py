@@ -32,6 +32,20 @@ def test_a_queue_that_is_there_is_an_error_unless_it_may_be(cli: Cli) -> None:
     assert cli.value("queue", "create", "orders", "--if-missing", "--max-attempts", "9")["max_attempts"] == 5
 
 
+def test_a_queue_that_is_created_for_jobs_is_as_one_that_a_job_has_made(cli: Cli) -> None:
+    cli.ok("enqueue", "true", "--queue", "made")
+    cli.ok("queue", "create", "reports", "--jobs", "--max-attempts", "9")
+    cli.ok("queue", "create", "jobs")
+    own = ("name", "created_at", "updated_at", "partitions", "incarnation")
+    made, reports, jobs = (
+        {name: value for name, value in cli.value("queue", "info", queue).items() if name not in own}
+        for queue in ("made", "reports", "jobs")
+    )
+    assert reports == made | {"max_attempts": 9}
+    assert jobs == made
+    assert cli("queue", "create", "more", "--jobs", "--reference", "mine").code == 2
+
+
 def test_queues_are_listed_with_what_is_in_them(cli: Cli) -> None:
     for name in ("team-a/x", "team-a/y", "z"):
         cli.ok("queue", "create", name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millpond.errors import InvalidRequest, KeyConflict
+from millpond.errors import Forbidden, InvalidRequest, KeyConflict, NotFound
 from millpond.jobs.control import find_job, list_jobs
 from millpond.jobs.enqueue import NewJob, enqueue, enqueue_many
 from millpond.jobs.names import COMMAND, JOBS_QUEUE, TASK
@@ -42,6 +42,20 @@ def test_what_a_job_says_of_itself_overrules_its_queue(run: Run) -> None:
         assert (job.queue, job.task, job.args, job.max_retries) == ("math", "add", [1, 2], 0)
         assert job.state == JobState.PENDING
         assert job.run_at == mill.now + timedelta(minutes=1)
+
+    run(act)
+
+
+def test_who_may_not_create_a_queue_of_jobs_is_told_how_an_admin_does(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any, **__: Any) -> None:
+        raise Forbidden("not for this token; use another")
+
+    async def act(mill: Mill) -> None:
+        monkeypatch.setattr(mill.pond, "create_queue", refused)
+        with pytest.raises(NotFound, match="millpond queue create reports --jobs"):
+            await enqueue(mill.pond, "reports", command("true"))
 
     run(act)
 

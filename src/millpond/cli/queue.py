@@ -25,6 +25,9 @@ CREATE = """\
   millpond queue create orders
   millpond queue create orders --lease-timeout 5m --max-attempts 3 --dead-queue letters
   millpond queue create orders --if-missing        in scripts: it may be there already
+  millpond queue create reports --jobs             for jobs: 3 attempts, completed ones kept for a day
+
+On a data directory a queue of jobs is made by the first job that names it. On a server with tokens an admin makes it.
 """
 LIST = """\
   millpond queue list                              with what is in them

@@ -21,6 +21,7 @@ BACKOFF = ("base", "cap", "jitter")
 
 
 def add_create(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--jobs", action="store_true", help="for jobs: those are its defaults; `jobs` is so anyway")
     verb.add_argument("--partitions", type=whole(1), metavar="N", help="more for throughput, one for strict order (1)")
     verb.add_argument("--durability", choices=("full", "relaxed"), help="relaxed: no fsync, a crash may lose items")
     verb.add_argument("--if-missing", action="store_true", help="a queue that is there is no error, and stays as it is")
@@ -53,7 +54,17 @@ def of_create(asked: Arguments) -> dict[str, Any]:
     names = (*PLAIN, "partitions", "durability")
     settings = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
     backoff = _backoff(asked)
-    return settings | ({"backoff": backoff} if backoff else {})
+    return _for_jobs(asked) | settings | ({"backoff": backoff} if backoff else {})
+
+
+def _for_jobs(asked: Arguments) -> dict[str, Any]:
+    from millpond.errors import InvalidRequest
+    from millpond.jobs.names import JOBS_QUEUE
+    from millpond.jobs.queues import for_jobs
+
+    if asked.jobs and asked.reference is not None:
+        raise InvalidRequest("--jobs and --reference do not go together: that a queue is for jobs is noted there")
+    return for_jobs() if asked.jobs or asked.queue == JOBS_QUEUE else {}
 
 
 def of_update(asked: Arguments) -> dict[str, Any]:

@@ -71,13 +71,18 @@ async def ensure_queue(api: Api, name: str = JOBS_QUEUE) -> QueueInfo | None:
         return None
     except NotFound:
         pass
-    settings = SYSTEM_QUEUES.get(name) or {**JOB_QUEUE, "reference": _written(_Note(jobs=True))}
     try:
-        return await api.create_queue(name, **settings)
+        return await api.create_queue(name, **(SYSTEM_QUEUES.get(name) or for_jobs()))
     except QueueExists:
         return await api.queue_info(name)
     except Forbidden:
-        raise NotFound(f"there is no queue {name!r}, and this token may not create it; ask an admin to") from None
+        how = f"an admin makes it with `millpond queue create {name} --jobs`"
+        raise NotFound(f"there is no queue {name!r}, and this token may not create it; {how}") from None
+
+
+def for_jobs() -> dict[str, Any]:
+    """What a queue is created with that holds jobs."""
+    return {**JOB_QUEUE, "reference": _written(_Note(jobs=True))}
 
 
 async def job_queues(api: Api) -> list[QueueInfo]:
