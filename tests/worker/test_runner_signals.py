@@ -117,7 +117,7 @@ def counts(directory: Path) -> dict[str, int]:
     return asyncio.run(go())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_drains(tmp_path: Path, started: list[Process], number: int) -> None:
     fill(tmp_path, "long", "long")
     started.append(worker := Process(tmp_path))
@@ -139,6 +139,21 @@ def test_the_second_signal_ends_what_runs_and_it_goes_back(tmp_path: Path, start
     assert worker.line() == "over signal True"
     assert worker.end() == 0
     assert counts(tmp_path) == {State.READY: 1}
+
+
+def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed(tmp_path: Path, started: list[Process]) -> None:
+    fill(tmp_path, "short", "long")
+    kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        started.append(worker := Process(tmp_path, max_jobs=1))
+    finally:
+        signal.signal(signal.SIGHUP, kept)
+    assert worker.line().startswith("begun")
+    assert worker.line() == "over max_jobs False"
+    assert worker.line().startswith("begun")  # by the fresh one
+    worker.signal(signal.SIGHUP)
+    worker.finish_job()
+    assert worker.line() == "over max_jobs False"
 
 
 def test_a_signal_while_the_worker_stops_is_not_the_end_of_the_process(tmp_path: Path, started: list[Process]) -> None:
@@ -182,6 +197,32 @@ def test_a_signal_that_comes_while_a_worker_is_replaced_is_for_the_fresh_one() -
             fresh.leave()
 
     assert asyncio.run(go()) == "signal"
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_terminal_that_is_closed_ends_nothing_that_runs_however_often_it_says_so() -> None:
+    async def go() -> list[str]:
+        asked: asyncio.Queue[str] = asyncio.Queue()
+
+        class Told:
+            def drain(self, reason: str = "") -> None:
+                asked.put_nowait(f"drain {reason}")
+
+            def force(self, reason: str = "") -> None:
+                asked.put_nowait(f"force {reason}")
+
+        signals = Signals()
+        signals.take(Told())
+        try:
+            heard = []
+            for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+                signal.raise_signal(number)
+                heard.append(await asyncio.wait_for(asked.get(), 5))
+            return heard
+        finally:
+            signals.leave()
+
+    assert asyncio.run(go()) == ["drain signal", "drain signal", "force signal"]
 
 
 def test_a_worker_that_reached_its_limit_becomes_a_fresh_one_under_the_same_number(

@@ -30,9 +30,9 @@ START = """\
   MILLPOND_TOKEN=… millpond worker start --server https://queue.example.org --allow-commands
 
 The first SIGTERM or Ctrl-C drains: running jobs are finished, nothing new is begun. The second ends them, and they run
-again elsewhere. With --max-jobs or --max-rss the worker replaces itself by a fresh one. From a server commands run only
-with --allow-commands: whoever may enqueue there may run anything here. An App that names its data or server is followed
-there, unless --data or --server say otherwise.
+again elsewhere. A terminal that is closed drains too; under nohup it changes nothing. With --max-jobs or --max-rss the
+worker replaces itself by a fresh one. From a server commands run only with --allow-commands: whoever may enqueue there
+may run anything here. An App that names its data or server is followed there, unless --data or --server say otherwise.
 """
 STOP = """\
   millpond worker stop                             those on this machine; waits until their jobs have ended

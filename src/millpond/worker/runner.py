@@ -3,9 +3,9 @@
     worker = Worker(api, [commands, tasks], queues={"jobs": 1}, slots=4)
     ended = await worker.run()          # until a signal, `drain()`, or a limit of its own
 
-The event loop that runs it belongs to leases, reports and services; no code of a job runs there. The first SIGTERM or
-SIGINT drains: what runs is finished, what was only leased goes back. The second forces: what runs is ended, and goes
-back with its attempt.
+The event loop that runs it belongs to leases, reports and services; no code of a job runs there. The first SIGTERM,
+SIGINT or SIGHUP drains: what runs is finished, what was only leased goes back. The second forces: what runs is ended,
+and goes back with its attempt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""SIGTERM and SIGINT for a worker: the first drains it, the second ends what runs."""
+"""SIGTERM, SIGINT and SIGHUP for a worker: the first drains it, the second ends what runs.
+
+A terminal that is closed sends SIGHUP, and so does its shell: two are no wish for haste. Under nohup none counts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from weakref import WeakSet
 
 from millpond.worker.boss import Reason
 
-NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
+NUMBERS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DEFAULTS: Final = {signal.SIGINT: signal.default_int_handler}  # Python's own; of the others the system's
 
 
@@ -36,15 +39,15 @@ class Signals:
         """Only the main thread can."""
         if threading.current_thread() is threading.main_thread():
             self._taken = True
-            for number in NUMBERS:
-                asyncio.get_running_loop().add_signal_handler(number, self._signalled, worker)
+            for number in _heeded():
+                asyncio.get_running_loop().add_signal_handler(number, self._signalled, worker, number)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)  # what was held for it
 
     def leave(self) -> None:
         """They do what they did before anybody took them."""
         if self._taken:
             self._taken = False
-            for number in NUMBERS:
+            for number in _heeded():
                 asyncio.get_running_loop().remove_signal_handler(number)
 
     def forget(self) -> None:
@@ -52,13 +55,13 @@ class Signals:
         if self._taken:
             self._taken = False
             signal.set_wakeup_fd(-1)
-            for number in NUMBERS:
+            for number in _heeded():
                 signal.signal(number, DEFAULTS.get(number, signal.SIG_DFL))
 
     def hold(self) -> None:
         """Nothing is left to do but to end, or to become a fresh worker: that one gets what comes from now on."""
         self.leave()
-        for number in NUMBERS:
+        for number in _heeded():
             signal.signal(number, self._noted)
         signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
 
@@ -66,12 +69,17 @@ class Signals:
         """One that another thread has taken."""
         self.count += 1
 
-    def _signalled(self, worker: Ends) -> None:
+    def _signalled(self, worker: Ends, number: int) -> None:
         self.count += 1
-        if self.count == 1:
+        if self.count == 1 or number == signal.SIGHUP:
             worker.drain("signal")
         else:
             worker.force("signal")
+
+
+def _heeded() -> list[signal.Signals]:
+    """All but the end of a terminal that the worker is to outlive."""
+    return [number for number in NUMBERS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
 
 
 def let_go_in_forks(numbers: Iterable[signal.Signals], let_go: Callable[[], None]) -> None:
