@@ -266,7 +266,7 @@ def test_every_change_of_state_that_the_engine_counts_is_in_the_totals() -> None
     counted = {why for whys in TOTALS.values() for why in whys}
     assert set(Why) - counted == {
         Why.LEASE_EXPIRED, Why.RELEASED, Why.DUE, Why.CLEARED, Why.REPLACED, Why.REDRIVEN, Why.RETENTION, Why.MOVED,
-        Why.KEPT, Why.CLAIM_RELEASED,
+        Why.KEPT, Why.CLAIM_RELEASED, Why.ADOPTED,
     }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ class Teller:
 
     def _row(self, seq: int, one: Any, errors: dict[tuple[int, str], str | None]) -> Row:
         number = one.number
-        if one.why in ("produced", "arrived", "published"):
+        if one.why in ("produced", "arrived", "published", "adopted"):
             self._created[number] = self._adopted.get(number, one.at)
         record = self._records.get(number, Record())
         created, changed = self._created.get(number), self._changed.get(number)

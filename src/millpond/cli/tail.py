@@ -19,7 +19,7 @@ LOOK_S = 0.2  # between looks at the journal: a person sees it at once, and the 
 LAST = 10  # events from before, as tail has it
 BACK_TURNS = 20_000  # read from before, at most: own ids are told where an item is produced, and nowhere else
 PAGE = 500  # rows of the journal at a time
-NEW = ("produced", "arrived", "published")
+NEW = ("produced", "arrived", "published", "adopted")
 
 EXAMPLES = """\
   millpond tail orders                             the last 10 events, then what happens, until Ctrl-C

@@ -84,7 +84,7 @@ MOVING = {state: _place(Act(Why.REDRIVEN, state, State.DEAD)) for state in STATE
 PURGED = _place(Act(Why.RETENTION, None, None, ends=True))
 MOVED = _place(Act(Why.MOVED, State.DEAD, None, ends=True))
 CARRYING = {state: _place(Act(Why.MOVED, state, None, ends=True)) for state in STATES}
-ADOPTED = {state: _place(Act(Why.ARRIVED, None, state, creates=True)) for state in STATES if state not in HELD}
+ADOPTED = {state: _place(Act(Why.ADOPTED, None, state, creates=True)) for state in STATES if state not in HELD}
 KEPT = _place(Act(Why.KEPT, State.DEAD, State.READY))
 CLAIMED = _place(Act(Why.CLAIMED, State.READY, State.CLAIMED, attempt=True))
 UNCLAIMED = _place(Act(Why.CLAIM_RELEASED, State.CLAIMED, State.READY, attempt=True))

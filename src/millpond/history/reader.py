@@ -30,7 +30,7 @@ class Why(enum.StrEnum):
     """What made an item change its state."""
 
     PRODUCED = "produced"
-    ARRIVED = "arrived"  # produced by a move: a dead letter, a redriven item, or one of a partition that is drained
+    ARRIVED = "arrived"  # produced by a move: a dead letter, or a redriven item
     PUBLISHED = "published"  # produced by a transaction that was staged before
     LEASED = "leased"
     COMPLETED = "completed"
@@ -51,6 +51,7 @@ class Why(enum.StrEnum):
     KEPT = "kept"  # it was to be moved back to a queue that has gone
     CLAIMED = "claimed"
     CLAIM_RELEASED = "claim_released"
+    ADOPTED = "adopted"  # from a partition that is drained: the queue had it before
 
 
 class Names(Protocol):
@@ -250,7 +251,7 @@ class Reader:
                 self._waits[number] = State(state)
             if tries >> TRIES_BITS:
                 self._attempts[number] = tries >> TRIES_BITS
-            yield self._change(number, None, State(state), "arrived")
+            yield self._change(number, None, State(state), "adopted")
 
     def _kept(self, numbers: Sequence[int]) -> Iterator[Transition]:
         """The dead stay dead; what was on its way back is a letter again."""
