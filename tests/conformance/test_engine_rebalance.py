@@ -196,9 +196,19 @@ def test_more_items_than_one_batch_are_carried(pond: SteppedPond) -> None:
     for start in range(0, 1_000, 100):
         pond.produce(*[Record(b"%d" % n, enqueue_at=at + n) for n in range(start, start + 100)])
     moved(pond, add=2)
+    pond.advance(2_000)  # at a pace
     assert finish(pond) == [1, 2]
     pond.advance(10 * GRACE)
     assert sorted(int(p) for p in payloads(pond.lease(1_000))) == list(range(1_000))
+
+
+def test_a_partition_out_of_which_all_was_carried_stays_until_its_journal_can_be_exported(pond: SteppedPond) -> None:
+    pond.produce(Record(b"later", enqueue_at=pond.clock.now() + 10 * GRACE))
+    moved(pond)
+    pond.run()
+    assert pond.counts() == {"scheduled": 1}
+    assert pond.sweep() == [0, 1]
+    assert finish(pond) == [1]
 
 
 def scheduled(pond: SteppedPond, count: int, **options: Any) -> None:

@@ -3,7 +3,7 @@
 Ready items drain through consumers; leases, claims and transactions are waited for. What waits for its time, is dead or
 kept is carried over under its id, by the steps of `queue.transfer`. Once nothing is left, the partition's names (keys
 and ids in their window, requests that were carried out, transfers that were taken in) are entrusted to another. It can
-be removed when nobody can come for the completion of one of its items any more.
+be removed when nobody can come for the completion of one of its items any more, or for the end of its journal.
 
 All of it can be done again: a crash in between repeats a step, and never loses or doubles.
 """
@@ -151,10 +151,12 @@ def _batches(partition: Partition, now: int) -> Iterator[Names]:
 
 
 def removable_at(queue: QueueState, lane: Lane) -> int | None:
-    """When an empty lane may be removed: until then a complete that is sent again finds its row here."""
+    """When an empty lane may be removed: until then a complete that is sent again finds its row here, and who exports
+    the journal finds all of it.
+    """
     if lane.index not in queue.draining or not lane.known or not lane.partition.is_empty():
         return None
-    return lane.ended_at + queue.settings.completed_grace_ms
+    return lane.changed_at + queue.settings.completed_grace_ms
 
 
 def is_removable(queue: QueueState, lane: Lane, now: int) -> bool:

@@ -314,9 +314,9 @@ class Lane:
         self._rows, self._bytes = 0, 0  # in the journal since the last snapshot
         self._snapshot_size = 0
         self._trim_at, self._trim_turn = 0, 0
-        # Of a lane that a rebalance drains: when an item was last completed in it, who takes over its names, and
-        # whether it is gone.
-        self.ended_at = 0
+        # Of a lane that a rebalance drains: when something last changed in it, who takes over its names, and whether it
+        # is gone.
+        self.changed_at = 0
         self.legacy: Any = None
         self.gone = False
 
@@ -478,8 +478,7 @@ class Lane:
         )
         for first in turn.chunk_drops:
             self.bodies.drop(first)
-        if turn.ended is not None:
-            self.ended_at = partition.at
+        self.changed_at = partition.at
         partition.events, partition.chunk_drops, partition.document_drops = [], [], []
         self._rows += 1
         self._bytes += len(events)
@@ -538,7 +537,7 @@ class Lane:
         self.carrying.clear()
         self.confirming.clear()
         self.compacting = False
-        self.ended_at, self.legacy = self.partition.at, None
+        self.changed_at, self.legacy = self.partition.at, None
 
 
 def meta_lane(store: Store, budget: Budget) -> Lane:
