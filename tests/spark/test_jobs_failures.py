@@ -171,6 +171,13 @@ def test_what_was_released_is_no_attempt(spark: SparkSession) -> None:
     assert (row.who, row.attempts, row.completed, row.bad_share) == ("ann", 2, 2, 0.0)
 
 
+def test_a_lease_that_ran_out_is_lost_also_if_the_item_died_of_it(spark: SparkSession) -> None:
+    told = Told().at(0).produce(1, 2, 3, 4).lease(1, 2, 3, who="ann").lease(4, who="ann", why="claimed")
+    told.at(0.005).complete(1, who="ann").die(2, error="no").die(4).at(30).die(3)
+    [row] = consumers.consumers(frame(spark, told), HOUR).collect()
+    assert (row.completed, row.failed, row.lease_expired, row.run_p95_ms) == (1, 2, 1, 5.0)
+
+
 def worked(told: Told, who: str, numbers: range, run: float, fails: int = 0, loses: int = 0) -> None:
     """Each item is leased, then done after `run` seconds; the first ones fail, or are lost."""
     for place, number in enumerate(numbers):

@@ -42,6 +42,12 @@ def test_each_window_has_its_counts_and_percentiles(spark: SparkSession) -> None
     assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema))
 
 
+def test_a_lease_that_ran_out_is_no_run_also_if_the_item_died_of_it(spark: SparkSession) -> None:
+    told = Told().at(0).produce(1, 2, 3).lease(1, 2, 3).at(0.005).complete(1).at(30).lose_lease(2).die(3)
+    [row] = metrics.metrics(frame(spark, told), MINUTE).collect()
+    assert (row.dead, row.lease_expired, row.run_p50_ms, row.run_p99_ms) == (1, 1, 5.0, 5.0)
+
+
 def test_totals_are_over_all_windows(spark: SparkSession) -> None:
     events = frame(spark, busy_mail())
     [row] = metrics.totals(counts.partial(events, MINUTE), durations.partial(events, MINUTE)).collect()

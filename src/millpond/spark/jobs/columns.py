@@ -35,6 +35,12 @@ def ends_attempt() -> Column:
     return F.col("from_state").isin(*HELD)
 
 
+def ran_out() -> Column:
+    """A lease that ended without a word from its holder. By the last one its item dies, and leaves no error."""
+    died = (F.col("why") == Why.MAX_ATTEMPTS) & (F.col("from_state") == State.LEASED) & F.col("error").isNull()
+    return F.coalesce((F.col("why") == Why.LEASE_EXPIRED) | died, F.lit(False))
+
+
 def is_burial() -> Column:
     """An operator made it, say to undo a redrive: by itself an item dies in an attempt, or expires without an error."""
     waited = F.col("why").isin(*DEATHS) & ~ends_attempt()

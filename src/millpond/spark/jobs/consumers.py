@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from millpond.history.reader import Why
 from millpond.spark.jobs.attempts import attempts
-from millpond.spark.jobs.columns import DEATHS, RELEASES, RUNS, bucket, total, window_start
+from millpond.spark.jobs.columns import DEATHS, RELEASES, RUNS, bucket, ran_out, total, window_start
 
 ATTEMPTS_MIN = 20  # fewer prove nothing
 SLOW_RATIO = 2.0  # times the median of its queue
@@ -19,9 +19,12 @@ FAILED = (Why.FAILURE, *DEATHS)
 
 
 def partial(events: DataFrame, window_ms: int, began: DataFrame | None = None) -> DataFrame:
-    """Attempts by outcome and, where the work ended by itself, by bucket of run time. What was released is none."""
+    """Attempts by outcome and, where the work ended by itself, by bucket of run time. What was released is none; a
+    lease that ran out is lost, also if its item died of it.
+    """
+    told = events.withColumn("why", F.when(ran_out(), Why.LEASE_EXPIRED).otherwise(F.col("why")))
     run = F.when(F.col("outcome").isin(*RUNS), bucket(F.col("run_ms")))
-    ended = attempts(events, began).where(~F.col("outcome").isin(*RELEASES)).withColumn("at", F.col("ended_at"))
+    ended = attempts(told, began).where(~F.col("outcome").isin(*RELEASES)).withColumn("at", F.col("ended_at"))
     return ended.groupBy(window_start(window_ms), "queue", "who", "outcome", run.alias("ms")).agg(
         F.count("*").alias("n")
     )

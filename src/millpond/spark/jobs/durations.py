@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from millpond.spark.jobs.columns import RUNS, begins_attempt, bucket, ends_attempt, total, window_start
+from millpond.spark.jobs.columns import RUNS, begins_attempt, bucket, ends_attempt, ran_out, total, window_start
 
 WAIT, RUN = "wait", "run"
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -20,7 +20,7 @@ KEYS = ("window", "queue", "measure", "ms")
 
 def partial(events: DataFrame, window_ms: int) -> DataFrame:
     """A run counts in the window of its end, a wait in that of its lease."""
-    measure = F.when(begins_attempt(), WAIT).when(ends_attempt() & F.col("why").isin(*RUNS), RUN)
+    measure = F.when(begins_attempt(), WAIT).when(ends_attempt() & F.col("why").isin(*RUNS) & ~ran_out(), RUN)
     measured = events.where(measure.isNotNull() & F.col("since_ms").isNotNull())
     return measured.groupBy(
         window_start(window_ms), "queue", measure.alias("measure"), bucket(F.col("since_ms")).alias("ms")
