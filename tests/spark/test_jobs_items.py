@@ -102,6 +102,13 @@ def test_two_leases_within_a_millisecond_make_no_third_attempt(spark: SparkSessi
     assert attempts.attempts(frame(spark, told)).count() == 2
 
 
+def test_what_was_dead_in_a_queue_that_was_made_anew_is_not_dead_in_the_new_one(spark: SparkSession) -> None:
+    old = Told(incarnation="zz-old").at(0).produce(1).lease(1).die(1, error="no")
+    new = Told(incarnation="aa-new").at(100).produce(1, 2).lease(2).die(2, error="no")
+    found = dead.dead(items.items(frame(spark, old, new))).select("queue", "id").collect()
+    assert [tuple(row) for row in found] == [("mail", "i2")]
+
+
 def test_the_dead_are_those_that_lie_and_the_letters(spark: SparkSession) -> None:
     source = troubled().at(60).produce(4).lease(4).die(4, why="rejected", error="bad 7").remove(4, why="moved")
     source.produce(5).at(70).die(5, why="expired").at(80).redrive(5)
