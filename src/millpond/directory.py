@@ -47,6 +47,7 @@ class DirectoryLock:
                 " close it there first",
                 silent=True,
             ) from None
+        _check_writable(directory)
         self._held = True
         _HELD.add(self)
         _, epoch = self._read()
@@ -80,6 +81,16 @@ class DirectoryLock:
         if self._held:
             self._held = False
             os.close(self._file)
+
+
+def _check_writable(directory: Path) -> None:
+    """What another user has left there: SQLite would speak of the disk."""
+    for path in (directory, *directory.glob("*.db"), *directory.glob("queues")):
+        if not os.access(path, os.W_OK):
+            raise InvalidRequest(
+                f"cannot use {directory} as data directory (this user may not write to {path}); see to its"
+                " permissions, or choose another"
+            )
 
 
 def _forget_all() -> None:

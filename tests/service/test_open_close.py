@@ -212,6 +212,24 @@ def test_something_else_in_place_of_our_files_is_refused(name: str, tmp_path: Pa
     assert "; " in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["", "meta.db", "queues"])
+def test_a_directory_that_another_user_has_left_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whoever runs the tests may be allowed everything, so the system's word is taken from it."""
+    with millpond.open(tmp_path) as pond:
+        pond.create_queue("q")
+        pond.produce("q", ["a"])
+    place = tmp_path / name
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != place and may(path, mode))
+    with pytest.raises(InvalidRequest, match="may not write to"):
+        millpond.open(tmp_path)
+    monkeypatch.undo()
+    with millpond.open(tmp_path) as pond:
+        assert [queue.name for queue in pond.list_queues().queues] == ["q"]
+
+
 def test_a_forked_child_does_not_keep_the_directory(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path)
     inherited = os.dup(lock._file)  # as a child has it
