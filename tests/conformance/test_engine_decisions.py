@@ -150,7 +150,7 @@ def test_a_failed_commit_anywhere_does_not_show(
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("fault", ["lose", "hide"])
+@pytest.mark.parametrize("fault", ["lose", pytest.param("hide", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STORIES)
 def test_a_store_that_stays_away_is_told_and_settled_when_it_is_back(
     make_pond: MakePond, faulty: FaultyStores, name: str, fault: str, place: int

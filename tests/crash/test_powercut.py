@@ -136,7 +136,7 @@ def losses(seed: int, durability: str, path: Path, monkeypatch: pytest.MonkeyPat
         known = found
 
 
-@pytest.mark.parametrize("seed", seeds(SEEDS, fast=10), ids=lambda seed: f"seed-{seed}-")
+@pytest.mark.parametrize("seed", seeds(SEEDS, fast=4), ids=lambda seed: f"seed-{seed}-")
 def test_no_power_cut_loses_an_acknowledged_turn(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for lost in losses(seed, "full", tmp_path, monkeypatch):
         assert lost in (0, -1)  # the turn that was being written may be there, whole

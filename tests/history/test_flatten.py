@@ -22,6 +22,7 @@ from millpond.store.base import JournalRow
 from tests.conformance.engine import SteppedPond
 from tests.history.told import Row, rows_of, tell
 from tests.history.work import begun, journals, worked_pond
+from tests.seeds import seeds
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FIRST = 1_900_000_000_000
@@ -46,7 +47,7 @@ def kinds_of(rows: list[JournalRow]) -> set[int]:
 
 @pytest.mark.parametrize("dead_queue", ["dq", None])
 @pytest.mark.parametrize("retention", [0, 20_000])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3, fast=1))
 def test_rows_are_what_the_reader_tells(seed: int, retention: int, dead_queue: str | None) -> None:
     pond = worked_pond(seed, completed_retention_ms=retention, dead_queue=dead_queue)
     for (incarnation, partition), rows in journals(pond).items():
