@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from millpond.store.base import Chunk, Registry, Stores, Turn
+from millpond.store.bulk import BULK_BYTES_MIN
 from millpond.store.memory import MemoryRegistry, MemoryStores
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
 from tests.postgres.scoped import scoped_stores
@@ -26,15 +27,20 @@ class Backend:
     registry: Callable[[Path], Registry]  # where there is none of its own, the one that is used with it
     survives_restart: bool = True  # a second factory on the same directory finds what the first one stored
     exclusive: bool = True  # refuses to open what another store has open
-    slow: bool = False  # it needs a server
+    slow: bool = False  # it needs a server, or is another's other way
 
     def __str__(self) -> str:
         return self.name
 
 
+def sqlite_stores(path: Path, bulk_bytes_min: int = BULK_BYTES_MIN) -> Stores:
+    return SqliteStores(path, reserve_bytes=RESERVE_BYTES, bulk_bytes_min=bulk_bytes_min)
+
+
 BACKENDS = [
     Backend("memory", lambda _: MemoryStores(), lambda _: MemoryRegistry(), survives_restart=False, exclusive=False),
-    Backend("sqlite", lambda path: SqliteStores(path, reserve_bytes=RESERVE_BYTES), SqliteRegistry),
+    Backend("sqlite", sqlite_stores, SqliteRegistry),
+    Backend("bulk", lambda path: sqlite_stores(path, bulk_bytes_min=1), SqliteRegistry, slow=True),
     Backend("postgres", scoped_stores, SqliteRegistry, exclusive=False, slow=True),
 ]
 

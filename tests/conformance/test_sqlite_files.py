@@ -69,13 +69,13 @@ def test_a_file_of_a_newer_version_is_refused(store: Store, file: Path) -> None:
 def test_a_file_is_brought_up_to_date_step_by_step(store: Store, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.commit(turn(1))
     store.close()
-    steps = {"partition_2": "ALTER TABLE doc ADD COLUMN a", "partition_3": "ALTER TABLE doc ADD COLUMN b"}
+    steps = {"partition_3": "ALTER TABLE doc ADD COLUMN a", "partition_4": "ALTER TABLE doc ADD COLUMN b"}
     monkeypatch.setattr(sqlite, "SQL", {**sqlite.SQL, **steps})
     monkeypatch.setattr(sqlite, "PARTITION_UPGRADES", (*sqlite.PARTITION_UPGRADES, *steps))
     assert [row.turn for row in store.recover().rows] == [1]
     store.close()
     connection = apsw.Connection(str(file))
-    assert connection.pragma("user_version") == 3
+    assert connection.pragma("user_version") == 4
     assert [column[1] for column in connection.execute("PRAGMA table_info(doc)")] == ["number", "body", "a", "b"]
     connection.close()
 
@@ -192,13 +192,15 @@ def test_a_drained_store_gives_its_room_back_when_it_is_opened_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "SHRINK_FREE_BYTES", 1 << 20)
-    store.commit(turn(1, chunks=[chunk(first, 1, bytes(20_000)) for first in range(100)], docs={1: b"doc"}))
-    store.commit(turn(2, chunk_drops=range(99), ended=(5, 5)))
+    for number in range(1, 6):
+        firsts = range(20 * number, 20 * number + 20)
+        store.commit(turn(number, chunks=[chunk(first, 1, bytes(20_000)) for first in firsts], docs={1: b"doc"}))
+    store.commit(turn(6, chunk_drops=range(119), ended=(5, 5)))
     store.recover()
     assert store.size() < 500_000
-    assert store.read([99], [1]) == ({99: bytes(20_000)}, {1: b"doc"})
-    assert [row.turn for row in store.ended(5, 5, 0)] == [2]
-    store.commit(turn(3))
+    assert store.read([119], [1]) == ({119: bytes(20_000)}, {1: b"doc"})
+    assert [row.turn for row in store.ended(5, 5, 0)] == [6]
+    store.commit(turn(7))
     assert store.check() == []
 
 

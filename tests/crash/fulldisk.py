@@ -1,4 +1,4 @@
-"""A disk that fills up, by taking the place of the system call with which SQLite writes.
+"""A disk that fills up, by taking the place of the system calls with which SQLite and its store write.
 
 So the errors come the way they really do, through SQLite's own reading of errno.
 """
@@ -9,10 +9,11 @@ import ctypes
 import errno
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import apsw
 
@@ -63,6 +64,15 @@ class FullDisk:
             raise OSError(self.error, os.strerror(self.error))
         os.ftruncate(descriptor, max(offset + count, size))
 
+    def write_buffers(self, descriptor: int, buffers: Sequence[bytes], offset: int) -> int:
+        """In the place of os.pwritev. What still fits is written, as a disk does it."""
+        data = b"".join(buffers)
+        grows = offset + len(data) - os.fstat(descriptor).st_size
+        fits = data[: len(data) - max(0, grows - max(0, self.free()))]
+        if not fits:
+            raise OSError(self.error, os.strerror(self.error))
+        return os.pwrite(descriptor, fits, offset)
+
     def _refuse(self) -> int:
         ctypes.set_errno(self.error)
         return -1
@@ -70,14 +80,15 @@ class FullDisk:
 
 @contextmanager
 def full_disk(disk: FullDisk) -> Iterator[None]:
-    """SQLite writes to that disk. One at a time: the system call is the process's."""
+    """Stores write to that disk. One at a time: the system call is the process's."""
     vfs = apsw.VFS(f"full-disk-{next(names)}", "")
     replaced = vfs.xGetSystemCall(SYSTEM_CALL)
     assert replaced is not None
     in_its_place = WRITE(disk.write)  # must live as long as SQLite may call it
     vfs.xSetSystemCall(SYSTEM_CALL, ctypes.cast(in_its_place, ctypes.c_void_p).value or 0)
     try:
-        yield
+        with mock.patch.object(os, "pwritev", disk.write_buffers):
+            yield
     finally:
         vfs.xSetSystemCall(SYSTEM_CALL, replaced)
         vfs.unregister()

@@ -2,8 +2,8 @@
 
 `PowerCutDisk` keeps, beside the real files, what a disk would hold for certain: the bytes that were synced, under the
 names that were synced. `cut` writes a directory as it may look after the power is back: all of that, and of what was
-not yet synced any part, sector by sector. Files are made, written and removed through the VFS; what happens outside of
-it, to directories and to room that is allocated, is seen where Python calls `os.fsync` and `os.posix_fallocate`.
+not yet synced any part, sector by sector. SQLite makes, writes and removes its files through the VFS; what the store
+does by itself, to directories, to room that is allocated and to files of bulk, is seen where Python calls the system.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +141,19 @@ class PowerCutDisk:
         self.tell_python(lambda: self.change(self.create(path), Truncate(size)))
         os.ftruncate(descriptor, size)
 
+    def write_buffers(self, descriptor: int, buffers: Sequence[bytes], offset: int) -> int:
+        """In the place of os.pwritev, which may write less than it was given."""
+        data = b"".join(buffers)
+        some = data[: max(1, len(data) * 2 // 3)]
+        contents = self.create(os.readlink(f"/proc/self/fd/{descriptor}"))
+        self.tell_python(lambda: self.change(contents, Write(offset, some)))
+        return os.pwrite(descriptor, some, offset)
+
+    def unlink(self, path: str | Path) -> None:
+        """In the place of os.unlink."""
+        self.tell_python(lambda: self.delete(str(path)))
+        os.remove(path)
+
     def tell_python(self, operation: Callable[[], None]) -> None:
         try:
             operation()
@@ -219,7 +232,10 @@ def power_cut_vfs(disk: PowerCutDisk) -> Iterator[str]:
     try:
         with (
             mock.patch.object(os, "fsync", disk.sync_descriptor),
+            mock.patch.object(os, "fdatasync", disk.sync_descriptor),
             mock.patch.object(os, "posix_fallocate", disk.allocate),
+            mock.patch.object(os, "pwritev", disk.write_buffers),
+            mock.patch.object(os, "unlink", disk.unlink),
         ):
             yield name
     finally:

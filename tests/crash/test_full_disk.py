@@ -13,6 +13,7 @@ import pytest
 from millpond.model import QueueDefinition, QueueSettings
 from millpond.store import sqlite
 from millpond.store.base import Chunk, Recovered, Store, StoreFailed, StoreFull, Stores, Turn
+from millpond.store.bulk import BULK_BYTES_MIN
 from millpond.store.memory import MemoryStores
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
 from tests.crash.fulldisk import FullDisk, full_disk
@@ -31,9 +32,9 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
         yield made
 
 
-@pytest.fixture
-def stores(tmp_path: Path) -> Stores:
-    return SqliteStores(tmp_path, reserve_bytes=RESERVE_BYTES)
+@pytest.fixture(params=[BULK_BYTES_MIN, 1], ids=["tables", "bulk"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
+    return SqliteStores(tmp_path, reserve_bytes=RESERVE_BYTES, bulk_bytes_min=request.param)
 
 
 @pytest.fixture

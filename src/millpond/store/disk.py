@@ -9,6 +9,7 @@ import math
 import os
 import resource
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 FILES_A_PARTITION = 3  # its file twice, and the log
@@ -107,6 +108,7 @@ class Reserve:
             finally:
                 os.close(descriptor)
         except OSError:
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
             return False
         return True

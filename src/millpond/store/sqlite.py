@@ -1,4 +1,4 @@
-"""Stores in SQLite: a file a partition, and one statement a turn.
+"""Stores in SQLite: a file a partition, with others beside it for what comes in bulk, and one statement a turn.
 
 A whole turn is one INSERT into a temporary view, whose trigger (see sqlite.sql) writes the tables: into a small view if
 the turn is like most, into a large one if not. So a commit is one call and one transaction of its own: it gives up the
@@ -22,6 +22,7 @@ import msgspec
 
 from millpond.model import AuditEntry, QueueDefinition
 from millpond.store.base import META_PARTITION, Chunk, JournalRow, Recovered, Store, StoreFailed, StoreFull, Turn
+from millpond.store.bulk import BULK_BYTES_MIN, BULK_SUFFIX, BulkFiles, Extent, Share
 from millpond.store.disk import (
     NO_FILES,
     PRIVATE,
@@ -48,9 +49,12 @@ SHRINK_FREE_BYTES = 32 << 20  # fewer free pages are left for new items
 SHRINK_LIVE_BYTES = 16 << 20  # shrinking copies what is live: a tenth of a second at most
 
 NO_CHUNK = (None, None, None)
+PLAIN_DROPS_MAX = 4  # of the view that takes a plain turn: more than consumers side by side mostly finish at a time
+NO_DROPS = (None,) * PLAIN_DROPS_MAX
 SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-PARTITION_UPGRADES = ("partition_1",)  # step n brings a file of version n to n + 1; a new file is of version 0
+# Step n brings a file of version n to n + 1; a new file is of version 0.
+PARTITION_UPGRADES = ("partition_1", "partition_2")
 REGISTRY_UPGRADES = ("registry_1", "registry_2", "registry_3")
 
 
@@ -202,11 +206,14 @@ class SqliteStore:
 
     blocking = True
 
-    def __init__(self, path: Path, durability: str, reserve: Reserve, vfs: str | None) -> None:
+    def __init__(
+        self, path: Path, durability: str, reserve: Reserve, vfs: str | None, bulk_bytes_min: int = BULK_BYTES_MIN
+    ) -> None:
         self._path = path
         self._durability = durability
         self._reserve = reserve
         self._vfs = vfs
+        self._bulk = BulkFiles(path, bulk_bytes_min, durable=durability == "full")
         self._connection: apsw.Connection | None = None
         self._last_turn = 0
         self._snapshot_turn = 0
@@ -225,6 +232,7 @@ class SqliteStore:
             connection.execute(SQL["turn"])
             connection.execute(SQL["plain_turn"])
             recovered = self._read_state(connection)
+            self._bulk.load([Extent(*row) for row in connection.execute(SQL["extents"])])
             self._total = connection.execute(SQL["journal_total"]).get
         self._room_pages = self._logged_pages = 0
         self._snapshot_turn = recovered.snapshot_turn
@@ -236,22 +244,24 @@ class SqliteStore:
         if turn.number != self._last_turn + 1:
             self.close()
             raise StoreFailed(f"{self._path}: turn {turn.number} cannot follow {self._last_turn}; recover, then go on")
-        pages = pages_of(turn)
         total = self._total + len(turn.events)
         snapshot_turn = self._snapshot_turn if turn.snapshot is None else turn.number
         try:
+            share = self._bulk.take(turn)
+            pages = pages_of(turn, share)
             if self._room_pages < pages:
                 self._make_room(connection, pages)
-            if is_plain(turn):
+            if is_plain(turn, share):
                 connection.execute(SQL["commit_plain"], plain_bindings_of(turn, total))
             else:
-                connection.execute(SQL["commit"], bindings_of(turn, total, snapshot_turn))
+                connection.execute(SQL["commit"], bindings_of(turn, share, total, snapshot_turn))
         except Exception as problem:
             raise self._failed_commit(turn.number, problem) from problem
         except BaseException:
             self._abandon()
             raise
         self._last_turn, self._total, self._snapshot_turn = turn.number, total, snapshot_turn
+        self._bulk.taken(share)
         self._room_pages -= pages
         self._logged_pages += pages + len(turn.chunk_drops) + len(turn.doc_drops)
         if self._logged_pages >= (CHECKPOINT_PAGES if self._reserve.held else CHECKPOINT_PAGES_RELIEVED):
@@ -260,10 +270,11 @@ class SqliteStore:
     def read(self, chunks: Sequence[int], docs: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         connection = self._open_connection()
         with self._failing():
-            return (
-                dict(connection.execute(SQL["read_chunks"], (json_array(chunks),))) if chunks else {},
-                dict(connection.execute(SQL["read_docs"], (json_array(docs),))) if docs else {},
-            )
+            bodies = self._bulk.read(chunks)
+            others = [first for first in chunks if first not in bodies]
+            if others:
+                bodies.update(connection.execute(SQL["read_chunks"], (json_array(others),)))
+            return bodies, dict(connection.execute(SQL["read_docs"], (json_array(docs),))) if docs else {}
 
     def journal(self, after: int, limit: int) -> list[JournalRow]:
         connection = self._open_connection()
@@ -287,7 +298,7 @@ class SqliteStore:
         return self._reserve.take()
 
     def size(self) -> int:
-        return sum(bytes_of(file) for file in (self._path, log_of(self._path)))
+        return sum(bytes_of(file) for file in (self._path, log_of(self._path))) + self._bulk.size()
 
     def check(self) -> list[str]:
         connection = self._open_connection()
@@ -298,7 +309,7 @@ class SqliteStore:
                 problems += [line for (line,) in connection.execute(SQL[statement])]
         except apsw.Error as problem:
             return [describe(self._path, problem)]
-        return problems
+        return problems + self._bulk.check()
 
     def close(self) -> None:
         if self._connection is not None and self._descriptor is not None:
@@ -419,42 +430,44 @@ class SqliteStore:
                 # It copies before it frees; another time.
 
 
-def pages_of(turn: Turn) -> int:
+def pages_of(turn: Turn, share: Share) -> int:
     """At most so many pages come into use with a turn, be it that nothing is freed before it is written anew."""
     size = len(turn.events) + len(turn.snapshot or b"")
-    for chunk in turn.chunks:
+    for chunk in share.chunks:
         size += len(chunk.body)
     for doc in turn.docs.values():
         size += len(doc)
-    return size // PAGE_BYTES + 2 * len(turn.chunks) + len(turn.docs) + TREE_PAGES_MAX
+    return size // PAGE_BYTES + 2 * len(share.chunks) + len(turn.docs) + TREE_PAGES_MAX
 
 
 def journal_rows(cursor: Iterable[Any]) -> list[JournalRow]:
     return [JournalRow(turn, at, events) for turn, at, events in cursor]
 
 
-def is_plain(turn: Turn) -> bool:
+def is_plain(turn: Turn, share: Share) -> bool:
     """Whether a `plain_turn` holds it."""
-    if len(turn.chunks) > 1 or len(turn.chunk_drops) > 1 or turn.docs or turn.doc_drops:
+    if len(share.chunks) > 1 or len(turn.chunk_drops) > PLAIN_DROPS_MAX or turn.docs or turn.doc_drops:
         return False
-    return turn.snapshot is None and turn.trim is None
+    return turn.snapshot is None and turn.trim is None and not share.extents and not share.drops
 
 
 def plain_bindings_of(turn: Turn, total: int) -> tuple[Any, ...]:
     ended_lo, ended_hi = turn.ended or (None, None)
     first, count, body = (turn.chunks[0].first, turn.chunks[0].count, turn.chunks[0].body) if turn.chunks else NO_CHUNK
-    drop = turn.chunk_drops[0] if turn.chunk_drops else None
-    return turn.number, turn.at, ended_lo, ended_hi, total, turn.events, first, count, body, drop
+    drops = (*turn.chunk_drops, *NO_DROPS[len(turn.chunk_drops) :])
+    return turn.number, turn.at, ended_lo, ended_hi, total, turn.events, first, count, body, *drops
 
 
-def bindings_of(turn: Turn, total: int, snapshot_turn: int) -> tuple[Any, ...]:
+def bindings_of(turn: Turn, share: Share, total: int, snapshot_turn: int) -> tuple[Any, ...]:
     """The columns of the view, in order."""
     ended_lo, ended_hi = turn.ended or (None, None)
     trim = turn.trim
     return (
         *(turn.number, turn.at, ended_lo, ended_hi, total, turn.events),
-        *spread(turn.chunks),
+        *spread(share.chunks),
         json_array(turn.chunk_drops),
+        json_array(share.extents),
+        json_array(share.drops),
         *pack([(number,) for number in turn.docs], list(turn.docs.values())),
         json_array(turn.doc_drops),
         turn.snapshot,
@@ -464,15 +477,26 @@ def bindings_of(turn: Turn, total: int, snapshot_turn: int) -> tuple[Any, ...]:
 
 
 class SqliteStores:
-    """`<directory>/queues/<incarnation>/<partition>.db`, a `decisions.db` there, and the reserve beside them."""
+    """`<directory>/queues/<incarnation>/<partition>.db`, a `decisions.db` there, and the reserve beside them.
 
-    def __init__(self, directory: Path, vfs: str | None = None, reserve_bytes: int = RESERVE_BYTES) -> None:
+    A partition's files of bulk are `<partition>.db-bulk-1`, and so on.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        vfs: str | None = None,
+        reserve_bytes: int = RESERVE_BYTES,
+        bulk_bytes_min: int = BULK_BYTES_MIN,
+    ) -> None:
         self._directory = directory.absolute()
         self._vfs = vfs
+        self._bulk_bytes_min = bulk_bytes_min
         self._reserve = Reserve(self._directory / "reserve", reserve_bytes)
 
     def open(self, incarnation: str, partition: int, durability: str) -> Store:
-        return SqliteStore(self._path(incarnation, partition), durability, self._reserve, self._vfs)
+        path = self._path(incarnation, partition)
+        return SqliteStore(path, durability, self._reserve, self._vfs, self._bulk_bytes_min)
 
     def _path(self, incarnation: str, partition: int) -> Path:
         name = "decisions" if partition == META_PARTITION else str(partition)
@@ -489,7 +513,8 @@ class SqliteStores:
         names = None if partitions is None else {str(partition) for partition in partitions}
         for path in folder.iterdir():
             name, _, suffix = path.name.partition(".db")
-            if suffix in ("", "-wal", "-journal") and (names is None or name in names):
+            ours = suffix in ("", "-wal", "-journal") or suffix.startswith(BULK_SUFFIX)
+            if ours and (names is None or name in names):
                 path.unlink(missing_ok=True)
         sync_directory(folder)
         if not any(folder.iterdir()):

@@ -20,6 +20,16 @@ CREATE TABLE journal (
 -- Finds the turns that may have ended an item without reading the journal.
 CREATE INDEX journal_ended ON journal (at, ended_lo, ended_hi) WHERE ended_lo IS NOT NULL;
 
+-- name: partition_2
+-- Version 2 has bodies that came in bulk, in files of their own: where they lie. See store/bulk.py.
+CREATE TABLE bulk (
+    first INTEGER PRIMARY KEY,
+    count INTEGER NOT NULL,
+    file INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+);
+
 -- name: registry_1
 -- Version 1 of the registry's file: `definition` is a QueueDefinition in MessagePack.
 CREATE TABLE queue (name TEXT PRIMARY KEY, definition BLOB NOT NULL) WITHOUT ROWID;
@@ -50,6 +60,8 @@ CREATE TEMP VIEW turn AS SELECT
     NULL AS body_12, NULL AS body_13, NULL AS body_14, NULL AS body_15,
     NULL AS other_bodies,   -- those of the chunks after the sixteenth, one after the other
     NULL AS chunk_drops,    -- JSON: [first, ...]
+    NULL AS extents,        -- JSON: [[first, count, file, place, bytes], ...], of chunks whose bodies lie in bulk
+    NULL AS extent_drops,   -- JSON: [first, ...]
     NULL AS docs,           -- JSON: [[number, place in doc_bodies from 1, bytes], ...]
     NULL AS doc_bodies,
     NULL AS doc_drops,      -- JSON: [number, ...]
@@ -70,6 +82,16 @@ CREATE TEMP TRIGGER turn_commit INSTEAD OF INSERT ON turn BEGIN
     -- Drops come after writes: what a turn both writes and drops is gone.
     DELETE FROM chunk
         WHERE new.chunk_drops IS NOT NULL AND first IN (SELECT value FROM json_each(new.chunk_drops));
+    -- Where bodies lie in bulk: in place of the chunk, if there was one.
+    DELETE FROM chunk
+        WHERE new.extents IS NOT NULL AND first IN (SELECT value ->> 0 FROM json_each(new.extents));
+    -- The new ones.
+    INSERT OR REPLACE INTO bulk
+        SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4
+        FROM json_each(new.extents) WHERE new.extents IS NOT NULL;
+    -- Those that go, or whose chunk is among the others now.
+    DELETE FROM bulk
+        WHERE new.extent_drops IS NOT NULL AND first IN (SELECT value FROM json_each(new.extent_drops));
     -- Documents, in the same way.
     INSERT OR REPLACE INTO doc
         SELECT value ->> 0, substr(new.doc_bodies, value ->> 1, value ->> 2)
@@ -91,19 +113,21 @@ CREATE TEMP TRIGGER turn_commit INSTEAD OF INSERT ON turn BEGIN
 END;
 
 -- name: plain_turn
--- The same for a turn that has one chunk and drops one at most, and nothing else: reading the JSON of a `turn` would
+-- The same for a turn that has one chunk at most and drops a few, and nothing else: reading the JSON of a `turn` would
 -- take a tenth of its time.
 CREATE TEMP VIEW plain_turn AS SELECT
     NULL AS number, NULL AS at, NULL AS ended_lo, NULL AS ended_hi, NULL AS total, NULL AS events,
     NULL AS first, NULL AS count, NULL AS body,
-    NULL AS chunk_drop;
+    NULL AS drop_0, NULL AS drop_1, NULL AS drop_2, NULL AS drop_3;
 -- What the INSERT does.
 CREATE TEMP TRIGGER plain_turn_commit INSTEAD OF INSERT ON plain_turn BEGIN
     INSERT INTO journal VALUES (new.number, new.at, new.ended_lo, new.ended_hi, new.total, new.events);
     -- The chunk, if there is one.
     INSERT OR REPLACE INTO chunk SELECT new.first, new.count, new.body WHERE new.first IS NOT NULL;
-    -- The drop, which comes after the write here too.
-    DELETE FROM chunk WHERE first = new.chunk_drop;
+    -- The drops, which come after the write here too. The first of them by itself, for mostly it is the only one:
+    DELETE FROM chunk WHERE first = new.drop_0;
+    -- a list takes longer to look through.
+    DELETE FROM chunk WHERE new.drop_1 IS NOT NULL AND first IN (new.drop_1, new.drop_2, new.drop_3);
     -- End of the trigger.
 END;
 
@@ -112,12 +136,12 @@ END;
 INSERT INTO turn VALUES (
     ?, ?, ?, ?, ?, ?, ?,
     ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-    ?, ?, ?, ?, ?, ?, ?, ?, ?
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 );
 
 -- name: commit_plain
 -- The same for a plain one.
-INSERT INTO plain_turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO plain_turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: pages
 -- Pages of the file as the log has it, and how many of them are unused.
@@ -160,10 +184,16 @@ SELECT first, body FROM chunk WHERE first IN (SELECT value FROM json_each(?));
 -- Documents of the items in a JSON array.
 SELECT number, body FROM doc WHERE number IN (SELECT value FROM json_each(?));
 
+-- name: extents
+-- Where the bodies lie that came in bulk.
+SELECT first, count, file, place, bytes FROM bulk;
+
 -- name: check_chunks
--- Chunks that lie over one another.
+-- Chunks that lie over one another, those in bulk among them.
 SELECT format('chunk %d begins inside the chunk before it, which reaches to %d', first, edge - 1)
-    FROM (SELECT first, lag(first + count) OVER (ORDER BY first) AS edge FROM chunk) WHERE first < edge;
+    FROM (SELECT first, lag(first + count) OVER (ORDER BY first) AS edge
+        FROM (SELECT first, count FROM chunk UNION ALL SELECT first, count FROM bulk))
+    WHERE first < edge;
 
 -- name: check_journal
 -- Turns that are missing, and totals that do not add up.
