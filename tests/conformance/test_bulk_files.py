@@ -94,6 +94,18 @@ def test_what_is_left_in_a_sparse_file_moves_with_the_next_turn(
     assert store.check() == []
 
 
+def test_a_file_that_was_sparse_before_the_next_was_begun_is_emptied_too(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "FILE_BYTES_MAX", 1_000_000)
+    store.commit(bringing(1, *range(10)))
+    store.commit(turn(2, chunk_drops=range(9)))
+    store.commit(bringing(3, 10, 11))
+    store.commit(turn(4))
+    assert bulk_files(folder) == ["3.db-bulk-2"]
+    assert set(store.read(range(12), [])[0]) == {9, 10, 11}
+
+
 def test_a_sparse_file_is_found_when_a_store_is_opened(store: Store, folder: Path) -> None:
     store.commit(bringing(1, *range(10)))
     store.commit(turn(2, chunk_drops=range(8)))

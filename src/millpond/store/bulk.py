@@ -155,8 +155,10 @@ class BulkFiles:
         if not chunks:
             return []
         if not self._file or self._end >= FILE_BYTES_MAX:
+            full = self._file
             self._last += 1
             self._file, self._end = self._last, 0
+            self._look_for_sparse([full])  # while it was written, it did not count as one
         extents: list[Extent] = []
         start = self._end
         for chunk in chunks:
