@@ -88,6 +88,18 @@ def test_completes_go_on_when_the_reserve_is_given_up(store: Store, disk: FullDi
     assert last_turn(store.recover()) == refused + 499
 
 
+def test_completes_go_on_beside_a_sparse_file_that_cannot_be_emptied(store: Store, disk: FullDisk) -> None:
+    bodies = [Chunk(first, 1, bytes(BODY_BYTES)) for first in range(25)]
+    store.commit(Turn(number=1, at=1, events=b"", chunks=bodies))
+    store.commit(Turn(number=2, at=2, events=b"", chunk_drops=range(19)))
+    store.relieve(full=True)
+    store.recover()
+    disk.quota -= disk.free() - 4 * BODY_BYTES  # less than is left in the file
+    for number in range(3, 8):
+        store.commit(completing(number, number + 16))
+    assert set(store.read(range(25), [])[0]) == {24}
+
+
 def test_the_room_of_completed_items_is_used_again(store: Store) -> None:
     refused = produce_until_full(store)
     store.recover()

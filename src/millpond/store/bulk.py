@@ -73,10 +73,13 @@ class BulkFiles:
             self._remove(file)
         self._look_for_sparse(self._used)
 
-    def take(self, turn: Turn) -> Share:
-        """Write what comes in bulk. Raises OSError; then nothing names what may have been written."""
+    def take(self, turn: Turn, *, tidy: bool) -> Share:
+        """Write what comes in bulk. Raises OSError; then nothing names what may have been written.
+
+        Not `tidy`: there is no room for more than the turn, so what is left in sparse files stays there.
+        """
         chunks, drops = turn.chunks, turn.chunk_drops
-        if self._sparse:
+        if self._sparse and tidy:
             chunks = [*chunks, *self._stragglers(turn)]
         if self._durable and sum([len(chunk.body) for chunk in chunks]) >= self._bytes_min:
             kept = [chunk for chunk in chunks if chunk.first not in drops]

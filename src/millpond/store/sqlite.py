@@ -247,7 +247,7 @@ class SqliteStore:
         total = self._total + len(turn.events)
         snapshot_turn = self._snapshot_turn if turn.snapshot is None else turn.number
         try:
-            share = self._bulk.take(turn)
+            share = self._bulk.take(turn, tidy=self._reserve.held)
             pages = pages_of(turn, share)
             if self._room_pages < pages:
                 self._make_room(connection, pages)
