@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import NoReturn
 
 import apsw
 import pytest
@@ -39,6 +41,10 @@ def folder(tmp_path: Path) -> Path:
 
 def bulk_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*-bulk-*"))
+
+
+def fail(*_: object) -> NoReturn:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def bringing(number: int, *firsts: int, **fields: object) -> Turn:
@@ -104,6 +110,34 @@ def test_a_file_that_was_sparse_before_the_next_was_begun_is_emptied_too(
     store.commit(turn(4))
     assert bulk_files(folder) == ["3.db-bulk-2"]
     assert set(store.read(range(12), [])[0]) == {9, 10, 11}
+
+
+def test_a_sparse_file_that_cannot_be_read_does_not_keep_turns_from_being_written(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit(bringing(1, *range(10)))
+    store.commit(turn(2, chunk_drops=range(9)))
+    store.recover()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pread", fail)
+        store.commit(turn(3))
+    assert store.read(range(10), [])[0] == {9: LARGE}
+    store.recover()
+    store.commit(turn(4))
+    assert bulk_files(folder) == []
+    assert store.read(range(10), [])[0] == {9: LARGE}
+
+
+def test_a_turn_is_committed_though_its_files_cannot_be_looked_at(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit(bringing(1, 1, 2))
+    store.recover()
+    with monkeypatch.context() as broken:
+        broken.setattr(bulk, "bytes_of", fail)
+        store.commit(turn(2, chunk_drops=[1]))
+    store.commit(turn(3))
+    assert set(store.read([1, 2], [])[0]) == {2}
 
 
 def test_a_sparse_file_is_found_when_a_store_is_opened(store: Store, folder: Path) -> None:

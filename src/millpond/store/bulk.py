@@ -182,7 +182,10 @@ class BulkFiles:
         sparse = self._sparse.pop()
         changed = {*turn.chunk_drops, *(chunk.first for chunk in turn.chunks)}
         left = [one for one in self._extents.values() if one.file == sparse and one.first not in changed]
-        bodies = self.read([extent.first for extent in left])
+        try:
+            bodies = self.read([extent.first for extent in left])
+        except OSError:  # of no concern to the turn; whoever needs one of them is told
+            return []
         return [Chunk(one.first, one.count, bodies[one.first]) for one in left if one.first in bodies]
 
     def _remove(self, file: int) -> None:
@@ -192,8 +195,10 @@ class BulkFiles:
     def _look_for_sparse(self, files: Iterable[int]) -> None:
         for file in files:
             used = self._used.get(file)
-            if used and file != self._file and used < bytes_of(self._path(file)) // SPARSE_SHARE:
-                self._sparse.add(file)
+            if used and file != self._file:
+                with suppress(OSError):  # the turn is committed; the next one that drops something looks again
+                    if used < bytes_of(self._path(file)) // SPARSE_SHARE:
+                        self._sparse.add(file)
 
 
 def write_all(descriptor: int, buffers: Sequence[bytes], place: int) -> None:
