@@ -178,6 +178,21 @@ def test_files_that_no_row_names_go_when_the_store_is_opened(store: Store, folde
     assert set(store.read(range(5), [])[0]) == {1, 2, 3, 4}
 
 
+def test_what_a_refused_turn_wrote_after_others_takes_no_room(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit(bringing(1, 1, 2))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", fail)
+        with pytest.raises(StoreFailed):
+            store.commit(bringing(2, 3, 4))
+    store.recover()
+    assert (folder / "3.db-bulk-1").stat().st_size == 2 * len(LARGE)
+    store.commit(bringing(2, 3, 4))
+    assert set(store.read(range(5), [])[0]) == {1, 2, 3, 4}
+    assert store.check() == []
+
+
 def test_a_body_that_is_cut_short_is_missing_and_found_by_check(store: Store, folder: Path) -> None:
     store.commit(bringing(1, 1, 2))
     os.truncate(folder / "3.db-bulk-1", len(LARGE) + 1)

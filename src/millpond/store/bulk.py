@@ -62,15 +62,19 @@ class BulkFiles:
         self._file = self._end = 0  # the one that is written, 0 if none is, and up to where
 
     def load(self, extents: Iterable[Extent]) -> None:
-        """All that the database names, which is durable. Files that it does not name go."""
+        """All that the database names, which is durable. What it does not name goes: files, and the ends of files."""
         self._extents = {extent.first: extent for extent in extents}
         self._used, self._sparse = {}, set()
+        ends: dict[int, int] = {}
         for extent in self._extents.values():
             self._used[extent.file] = self._used.get(extent.file, 0) + extent.bytes
+            ends[extent.file] = max(ends.get(extent.file, 0), extent.place + extent.bytes)
         there = self._files()
         self._last, self._file = max([0, *there, *self._used]), 0
         for file in there.keys() - self._used.keys():
             self._remove(file)
+        for file in there.keys() & self._used.keys():
+            self._cut_back(file, ends[file])
         self._look_for_sparse(self._used)
 
     def take(self, turn: Turn, *, tidy: bool) -> Share:
@@ -191,6 +195,12 @@ class BulkFiles:
     def _remove(self, file: int) -> None:
         with suppress(OSError):  # the next load tries again
             self._path(file).unlink(missing_ok=True)
+
+    def _cut_back(self, file: int, end: int) -> None:
+        """Of a turn that was not committed: on a full disk it may be all the room there was."""
+        with suppress(OSError):  # likewise
+            if bytes_of(self._path(file)) > end:
+                os.truncate(self._path(file), end)
 
     def _look_for_sparse(self, files: Iterable[int]) -> None:
         for file in files:
