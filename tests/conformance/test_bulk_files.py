@@ -193,6 +193,14 @@ def test_what_a_refused_turn_wrote_after_others_takes_no_room(
     assert store.check() == []
 
 
+def test_a_file_with_a_name_that_is_not_ours_is_left_alone(store: Store, folder: Path) -> None:
+    store.commit(bringing(1, 1, 2))
+    (folder / "3.db-bulk-1~").write_bytes(b"of somebody's editor")
+    store.recover()
+    assert store.size() > 0
+    assert bulk_files(folder) == ["3.db-bulk-1", "3.db-bulk-1~"]
+
+
 def test_a_body_that_is_cut_short_is_missing_and_found_by_check(store: Store, folder: Path) -> None:
     store.commit(bringing(1, 1, 2))
     os.truncate(folder / "3.db-bulk-1", len(LARGE) + 1)

@@ -149,8 +149,8 @@ class BulkFiles:
     def _files(self) -> dict[int, Path]:
         """All that are there, named or not."""
         beginning = self._database.name + BULK_SUFFIX
-        found = self._database.parent.glob(f"{beginning}*")
-        return {int(path.name.removeprefix(beginning)): path for path in found}
+        found = [(path.name.removeprefix(beginning), path) for path in self._database.parent.glob(f"{beginning}*")]
+        return {int(number): path for number, path in found if number.isdecimal()}
 
     def _here(self, firsts: Iterable[int]) -> list[int]:
         return [first for first in dict.fromkeys(firsts) if first in self._extents]
