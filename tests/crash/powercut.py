@@ -154,6 +154,12 @@ class PowerCutDisk:
         self.tell_python(lambda: self.delete(str(path)))
         os.remove(path)
 
+    def truncate(self, path: str | Path, size: int) -> None:
+        """In the place of os.truncate."""
+        self.tell_python(lambda: self.change(self.create(str(path)), Truncate(size)))
+        with open(path, "r+b") as file:
+            file.truncate(size)
+
     def tell_python(self, operation: Callable[[], None]) -> None:
         try:
             operation()
@@ -236,6 +242,7 @@ def power_cut_vfs(disk: PowerCutDisk) -> Iterator[str]:
             mock.patch.object(os, "posix_fallocate", disk.allocate),
             mock.patch.object(os, "pwritev", disk.write_buffers),
             mock.patch.object(os, "unlink", disk.unlink),
+            mock.patch.object(os, "truncate", disk.truncate),
         ):
             yield name
     finally:
