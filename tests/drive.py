@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from millpond.clock import ManualClock
-from millpond.history.format import Record
+from millpond.history.format import Payloads, Record, are_plain
 from millpond.model import (
     LeasedItem,
     PartitionDefinition,
@@ -150,7 +150,8 @@ class Pond:
 
     def produce(self, *payloads: bytes | Record, queue: str = "q", **options: Any) -> list[Produced]:
         named = any(isinstance(p, Record) and (p.id or p.key) for p in payloads)
-        replies: list[Produced] = self.ask(Produce(list(payloads), 0, named=named, **options), queue)
+        records = Payloads(payloads) if are_plain(payloads) else list(payloads)
+        replies: list[Produced] = self.ask(Produce(records, 0, named=named, **options), queue)
         return replies
 
     def lease(self, batch: int = 1, queue: str = "q", **options: Any) -> list[LeasedItem]:

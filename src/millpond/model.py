@@ -450,7 +450,10 @@ class LeasedItems(Batch[LeasedItem]):
         self._made = None
 
     def _make(self) -> list[LeasedItem]:
-        return [item for run in self.runs for item in run.items(self._kind)]
+        items: list[LeasedItem] = []
+        for run in self.runs:
+            items += run.items(self._kind)
+        return items
 
     def held(self, kind: type[LeasedItem], holding: Any) -> None:
         """They are of a kind that finds in its grant who holds it: before any of them is looked at."""

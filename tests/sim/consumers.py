@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
-from millpond.history.format import Record, encode_state
+from millpond.history.format import Payloads, Record, are_plain, encode_state
 from millpond.model import LeasedItem, OnConflict, RedriveFilter, State
 from millpond.queue.dedup import request_digest
 from millpond.queue.requests import (
@@ -177,7 +177,8 @@ class Consumers:
 
     def _again(self, batch: Batch) -> Ask:
         named = any(isinstance(record, Record) and (record.id or record.key) for record in batch.records)
-        records = [copy(record) for record in batch.records]
+        copies = [copy(record) for record in batch.records]
+        records = Payloads(copies) if are_plain(copies) else copies
         name = None if batch.request_id is None else request_digest(batch.request_id)
         request = Produce(records, 30 * len(records), batch.on_conflict, name, named)
         ask = self.ask(asks.PRODUCE_NAMED if named else asks.PRODUCE, request)

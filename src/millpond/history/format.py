@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -108,6 +108,12 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     source: Source | None = None
 
 
+class Payloads(list[Any]):
+    """Records that are nothing but payloads. It is told where they come in: to look at each costs 20 ns, every time."""
+
+    __slots__ = ()
+
+
 class JournalEntry(msgspec.Struct, array_like=True):
     version: int
     next_number: int
@@ -154,6 +160,11 @@ def decode_records(body: bytes) -> list[bytes | Record | None]:
     offsets = struct.unpack_from(f"<{count + 1}I", body, 1 + _COUNT.size)
     start = 1 + _COUNT.size * (count + 2) - offsets[0]
     return [body[start + one : start + other] for one, other in pairwise(offsets)]
+
+
+def are_plain(records: Sequence[bytes | Record | None]) -> bool:
+    """Whether they are nothing but payloads, be it that nobody has said so."""
+    return type(records) is Payloads or set(map(type, records)) == {bytes}
 
 
 def encode_meta(records: list[bytes | Record]) -> bytes | None:

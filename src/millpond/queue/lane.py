@@ -19,6 +19,7 @@ from millpond.history.format import (
     RUN_BITS,
     RUN_MAX,
     Event,
+    Payloads,
     Record,
     decode_entry,
     decode_records,
@@ -124,6 +125,7 @@ class Draft(msgspec.Struct, eq=False):
     # Produced in this turn and not yet sealed into chunks:
     first: int = 0
     records: list[bytes | Record] = []
+    plain: bool = True  # they are nothing but payloads
     size: int = 0
     requests: list[tuple[bytes, int, int, bytes | None]] = []
     arrivals: list[tuple[bytes, int, int, int]] = []
@@ -349,6 +351,7 @@ class Lane:
             draft.first = self.partition.next_number
         first = draft.first + len(draft.records)
         draft.records += records
+        draft.plain = draft.plain and type(records) is Payloads
         draft.size += size
         return first
 
@@ -366,15 +369,15 @@ class Lane:
         for piece in pieces:
             last = piece is pieces[-1]
             requests, arrivals = (draft.requests, draft.arrivals) if last else ([], [])
-            meta = encode_meta(piece)
+            records: Records = Payloads(piece) if draft.plain else list(piece)
+            meta = None if draft.plain else encode_meta(piece)
             partition.change(_PRODUCED, first, len(piece), deadline, meta, requests, arrivals)
-            records: Records = list(piece)
             body = encode_records(records)
             draft.chunks.append(Chunk(first, len(piece), body))
             draft.pinned[first] = records
             self.bodies.offer(first, records, weigh(records, len(body), plain=meta is None))
             first += len(piece)
-        draft.records, draft.size, draft.requests, draft.arrivals = [], 0, [], []
+        draft.records, draft.plain, draft.size, draft.requests, draft.arrivals = [], True, 0, [], []
 
     def stage(self, txn: str, chunk: str, records: list[bytes | Record] | PlainItems, size: int) -> None:
         """Store records under numbers of their own, without an item for anybody to see."""

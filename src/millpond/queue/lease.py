@@ -7,7 +7,18 @@ from collections.abc import Sequence
 import msgspec
 
 from millpond.errors import MillpondError
-from millpond.history.format import RUN_BITS, RUN_MAX, Event, Record, decode_state, numbers_of, run_of, runs_of
+from millpond.history.format import (
+    RUN_BITS,
+    RUN_MAX,
+    Event,
+    Payloads,
+    Record,
+    are_plain,
+    decode_state,
+    numbers_of,
+    run_of,
+    runs_of,
+)
 from millpond.model import DeadReason, LeasedFields, LeasedItems, LeasedRun, State, to_datetime
 from millpond.queue.bodies import Records
 from millpond.queue.lane import NEVER, Lane, Part, TurnJob
@@ -241,10 +252,11 @@ def leased_runs(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> lis
         first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
         marked = {*tries.within(first, count), *documents.within(first, count)} if is_marked else _NONE
         for chunk, low, high, created in partition.chunks.pieces(first, count):
-            records = job.records[chunk][low - chunk : high - chunk]
+            whole = job.records[chunk]
+            records = whole[low - chunk : high - chunk]
             grant = _chunk_grant(lane, job, created, deadline)
             known: dict[int, LeasedFields] = {}
-            if marked or set(map(type, records)) != {bytes}:
+            if marked or not (type(whole) is Payloads or are_plain(records)):
                 known = _known(lane, job, records, low, grant, marked)
                 records = [known[n].payload if n in known else record for n, record in enumerate(records, low)]
             leased.append(LeasedRun(grant, low, records, known))  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from millpond.errors import DiskFull, MillpondError
-from millpond.history.format import Event, Record
+from millpond.history.format import Event, Record, are_plain
 from millpond.model import Produced
 from millpond.queue.lane import Lane, Part, TurnJob
 from millpond.queue.names import Held, conflicts, known_request, names_of, plain_replies
@@ -126,7 +126,7 @@ def _place(queue: QueueState, lane: Lane, request: Produce, duplicates: dict[int
             if type(record) is Record:
                 lane.draft.names.update(names_of(record))
     if request.request is not None:
-        plain = not duplicates and not request.named and set(map(type, records)) == {bytes}
+        plain = not duplicates and not request.named and are_plain(records)
         reply = None if plain else _encode_reply([(r.id, r.correlation_id, r.duplicate) for r in replies])
         lane.draft.requests.append((request.request, first, len(records), reply))
         lane.draft.names.add(request.request)
@@ -138,7 +138,7 @@ def _replies(lane: Lane, records: Sequence[bytes | Record], first: int) -> Seque
     mint, created = lane.partition.mint, lane.partition.at
     if len(records) == 1 and type(records[0]) is bytes:
         return [Produced(f"{mint.id_prefix}{first}", mint.correlation_id(first, created))]
-    if set(map(type, records)) <= {bytes}:
+    if not records or are_plain(records):
         return plain_replies(mint, created, first, len(records))
     replies: list[Produced] = []
     for record, plain in zip(records, plain_replies(mint, created, first, len(records)), strict=True):

@@ -17,7 +17,7 @@ import msgspec
 
 from millpond.durations import text_ms
 from millpond.errors import BatchTooLarge, InvalidRequest, NotBuilt
-from millpond.history.format import Record, encode_state
+from millpond.history.format import Payloads, Record, encode_state
 from millpond.model import (
     ATTEMPTS_LIMIT,
     DURATION_MAX_MS,
@@ -176,10 +176,10 @@ def new_items(
     if type(items) is not list and (isinstance(items, bytes | str) or not isinstance(items, Sequence)):
         raise InvalidRequest(f"items is a list of items, not {_type(items)}; put a single one into a list")
     if len(items) == 1 and type(items[0]) is bytes and len(items[0]) <= PAYLOAD_BYTES_MAX:  # the usual case
-        return [items[0]], len(items[0]), False
+        return Payloads(items), len(items[0]), False
     batch(len(items), "items", limit)
     if set(map(type, items)) == {bytes}:
-        records: list[bytes | Record] = list(items)  # type: ignore[arg-type]
+        records: list[bytes | Record] = Payloads(items)
         total = sum(map(len, records))  # type: ignore[arg-type]
         if total <= PAYLOAD_BYTES_MAX:  # so is each of them
             return records, total, False
