@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from millpond.clock import Clock
 from millpond.model import Duration, Items, LeaseLike, OnConflict, Retry
-from millpond.queue.requests import Complete, Extend, Lease, Request, RetryItems
+from millpond.queue.requests import Complete, Extend, Request, RetryItems
 from millpond.service import validate
 from millpond.service.manager import QueuesManager
-from millpond.service.service import lease_terms, produce_request
-
-TERMS_KEPT = 1_000  # terms of leases remembered, once checked: consumers ask for the same again and again
+from millpond.service.service import lease_request, produce_request
 
 Done = Callable[[Any], None]
-
-_terms = lru_cache(TERMS_KEPT, typed=True)(lease_terms)  # typed: True is no number
 
 
 class LeanService:
@@ -33,7 +28,7 @@ class LeanService:
     def begin_lease(
         self, queue: str, batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str, done: Done
     ) -> Request | None:
-        return self._begin(queue, Lease(*_terms(batch, wait, lease_timeout, client_id)), done)
+        return self._begin(queue, lease_request(batch, wait, lease_timeout, client_id), done)
 
     def begin_complete(self, queue: str, leases: Sequence[LeaseLike], done: Done) -> Request | None:
         return self._begin(queue, Complete(validate.leases(leases)), done)

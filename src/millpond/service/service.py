@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -76,6 +77,8 @@ from millpond.queue.requests import (
 from millpond.queue.tokens import lease_incarnation
 from millpond.service import validate, validate_claims, validate_columns
 from millpond.service.manager import QueuesManager
+
+TERMS_KEPT = 1_000  # terms of leases remembered, once checked: consumers ask for the same again and again
 
 T = TypeVar("T")
 
@@ -437,21 +440,29 @@ class Service:
         await self._manager.note(queue, f"{action} done", told(done))
         return done
 
-    async def _ask_holders(
+    def _ask_holders(
         self,
         queue: str | None,
         entries: Sequence[T],
         leases: Sequence[LeaseLike],
         request: Callable[[Sequence[T]], Request],
-    ) -> Sequence[Result]:
+    ) -> Coroutine[Any, Any, Sequence[Result]]:
         """Ask with one entry a lease. A token names its queue, so callers may leave it out, and mix queues."""
-        named = self._manager.name_of(lease_incarnation(leases[0])) if queue is None else queue
+        if queue is None:
+            return self._ask_named(entries, leases, request)
+        return self._ask(queue, request(entries))
+
+    async def _ask_named(
+        self, entries: Sequence[T], leases: Sequence[LeaseLike], request: Callable[[Sequence[T]], Request]
+    ) -> Sequence[Result]:
+        """The queue that the first of the leases names, and then those that others do."""
+        named = self._manager.name_of(lease_incarnation(leases[0]))
         results: Sequence[Result]
         if named is None:
             results = [Result(error=foreign(lease)) for lease in leases]
         else:
             results = await self._ask(named, request(entries))
-        if queue is None and not isinstance(results, Batch):  # a Batch has no errors in it
+        if not isinstance(results, Batch):  # a Batch has no errors in it
             results = await self._ask_others(named, entries, leases, request, results)
         return results
 
@@ -536,10 +547,14 @@ def _own(leases: Sequence[LeaseLike]) -> Sequence[LeaseLike]:
 
 
 def lease_request(batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str) -> Lease:
-    return Lease(*lease_terms(batch, wait, lease_timeout, client_id))
+    try:
+        terms = _kept_terms(batch, wait, lease_timeout, client_id)
+    except TypeError:  # what cannot be hashed is wrong, and is told what is
+        terms = _terms(batch, wait, lease_timeout, client_id)
+    return Lease(*terms)
 
 
-def lease_terms(
+def _terms(
     batch: int, wait: Duration, lease_timeout: Duration | None, client_id: str
 ) -> tuple[int, int, int | None, str]:
     return (
@@ -548,3 +563,6 @@ def lease_terms(
         validate.lease_timeout_ms(lease_timeout, low=1),
         validate.string(client_id, "client_id"),
     )
+
+
+_kept_terms = lru_cache(TERMS_KEPT, typed=True)(_terms)  # typed: True is no number
