@@ -72,9 +72,10 @@ class TokenPart(Part, msgspec.Struct, eq=False):
                     results[place] = Result(True, correlation_of(lane, self._tokens[place]))
             self._results = results
         request = self._request
-        if len(request.leases) == 1 and type(request) is Complete and not request.answered:  # the usual case
-            request.filled, request.results = 1, self._results
-            request.answer(self._results)
+        if type(request) is Complete and len(self._indexes) == len(request.leases):  # all of it was asked of this lane
+            if not request.answered:
+                request.results = self._results
+                request.answer(self._results)
             return
         request.fill(self._indexes, self._results)
         answer_when_filled(request)
@@ -258,7 +259,8 @@ class ItemResults(Batch[Result]):
 
 def _together(queue: QueueState, request: Complete) -> tuple[Lane, ItemsPart] | None:
     """All of them as one part; None if these are not all items, or all tokens of one grant, of one lane."""
-    leases, indexes = request.leases, range(len(request.leases))
+    leases = request.leases
+    indexes = range(len(leases))
     if type(leases) is list and set(map(type, leases)) == {str}:
         read = queue.reader.read_together(leases)
         if read is None or (lane := queue.lanes.get(read[0][0])) is None or not lane.known:
@@ -281,8 +283,13 @@ def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> list[tuple[Grant,
         groups = [(grant, runs_of(numbers)) for grant, numbers in _by_grant(leases)]  # type: ignore[arg-type]
     else:
         return None
-    places = {(grant.incarnation, grant.partition) for grant, _ in groups}
-    return groups if len(places) == 1 and places.pop()[0] == queue.incarnation else None
+    if not groups:
+        return None
+    incarnation, partition = queue.definition.incarnation, groups[0][0].partition
+    for grant, _ in groups:
+        if grant.partition != partition or grant.incarnation != incarnation:
+            return None
+    return groups
 
 
 def _by_grant(items: Sequence[LeasedItem]) -> list[tuple[Grant, list[int]]]:

@@ -36,6 +36,7 @@ from millpond.queue.watching import look_after_load, tell_endings
 from millpond.store.base import StoreFull
 
 RELIEVE_MS = 1_000  # how often a full disk is looked at
+_OPEN = Status.OPEN  # a member of an enum takes long to look up
 
 
 class LogicalQueue:
@@ -144,45 +145,57 @@ class LogicalQueue:
     def _take(self, now: int) -> None:
         """Sort the waiting requests by where they will wait."""
         self._look_after_lanes(now)
-        settled, self._settled = self._settled, []
-        for answered in settled:
-            settle_transfer(self.state, answered, now)
-        while self.state.sleepers and self.state.sleepers[0][0] <= now:
-            heappop(self.state.sleepers)[2]()
-        if self.state.watches.parked:
-            for watch in self.state.watches.pop_due(now):
+        state = self.state
+        if self._settled:
+            settled, self._settled = self._settled, []
+            for answered in settled:
+                settle_transfer(state, answered, now)
+        while state.sleepers and state.sleepers[0][0] <= now:
+            heappop(state.sleepers)[2]()
+        if state.watches.parked:
+            for watch in state.watches.pop_due(now):
                 watch.resume(None)
-        inbox, self._inbox = self._inbox, []
+        if self._inbox:
+            inbox, self._inbox = self._inbox, []
+            self._sort(inbox, now)
+
+    def _sort(self, inbox: list[Request], now: int) -> None:
+        state = self.state
         of_queues = 0  # what queues ask of each other
         for request in inbox:
             if type(request) is Produce:
-                self.state.produces.append(request)
+                state.produces.append(request)
             elif type(request) is Lease:
                 if request.gone:
                     request.answer([])
                 else:
-                    self.state.waiters.park(request)
+                    state.waiters.park(request)
             elif isinstance(request, Tokens):
-                assign_tokens(self.state, request)
+                assign_tokens(state, request)
             elif isinstance(request, Arrive):
                 of_queues += 1
-                self.state.arrives.append(request)
+                state.arrives.append(request)
             elif isinstance(request, Forget):
                 of_queues += 1
-                assign_forget(self.state, request)
+                assign_forget(state, request)
             elif isinstance(request, GetStats):
-                answer_stats(self.state, request, now)
+                answer_stats(state, request, now)
             else:
-                start_operation(self.state, request)
+                start_operation(state, request)
         if len(inbox) > of_queues:
-            self.state.pace.asked(now)
+            state.pace.asked(now)
 
     def _look_after_lanes(self, now: int) -> None:
         for lane in self.state.everyone:
-            if lane.probe_at <= now and lane.job is None and not self.closing:
-                if not lane.free:
+            if (
+                lane.job is None
+                and (lane.full or lane.status is not _OPEN)
+                and lane.probe_at <= now
+                and not self.closing
+            ):
+                if lane.status is not _OPEN:
                     self._start(lane.load_job(self.state.incarnation, self.state.settings.dedup_window_ms))
-                elif lane.full:
+                else:
                     lane.probe_at = now + RELIEVE_MS
                     self._start(RelieveJob(lane=lane))
 
@@ -205,16 +218,21 @@ class LogicalQueue:
             run_lifecycle(state, lane, now)
             if lane.index in state.draining:
                 drain(state, lane, now)
-            send_transfers(state, lane, now)
-            compact(lane)
+            if has_unsent(lane):
+                send_transfers(state, lane, now)
+            if lane.partition.chunks.sparse:
+                compact(lane)
         if state.arrives:
             assign_arrives(state, now)
         if state.produces:
             assign_produces(state, now)
         for lane in state.free:
-            if lane.draft.records or lane.draft.requests or lane.draft.chunks:
+            draft = lane.draft
+            if draft.records or draft.requests or draft.chunks:
+                timed = draft.chunks or not draft.plain
                 lane.seal(state.settings)
-                run_lifecycle(state, lane, now)  # what waited for a lane may be due, or too late, already
+                if timed:  # what waited for a lane may be due, or too late, already
+                    run_lifecycle(state, lane, now)
         assign_leases(state, now)
         for lane in state.free:
             if lane.waiting:
@@ -318,7 +336,7 @@ class LogicalQueue:
 
     def finish(self, job: Job, now: int) -> None:
         """A job has ended: answer those who waited for it. A tick must follow."""
-        now = self._now = max(now, self._now)
+        now = self._now = now if now > self._now else self._now
         lane = job.lane
         if lane.job is not job:  # one from before a panic
             return
@@ -443,7 +461,7 @@ class LogicalQueue:
                     wakes.append(now)
                 if has_unsent(lane):
                     wakes.append(max(now, lane.resend_at))
-            if lane.job is None and not self.closing and (lane.full or not lane.free):
+            if lane.job is None and (lane.full or lane.status is not _OPEN) and not self.closing:
                 wakes.append(lane.probe_at)
             if lane.waiting and not lane.free:
                 wakes += [part.deadline() for part in lane.waiting]
@@ -451,13 +469,13 @@ class LogicalQueue:
                 wakes += [part.deadline() for part in lane.doubt.draft.parts]
         if state.produces or state.arrives:
             wakes += [request.deadline for request in (*state.produces, *state.arrives)]
-        if (at := state.waiters.next_at()) is not None:
+        if state.waiters.parked and (at := state.waiters.next_at()) is not None:
             wakes.append(at + REQUEST_TIMEOUT_MS if self._leasable_soon() else at)
         if state.sleepers:
             wakes.append(state.sleepers[0][0])
         if state.readers:
             wakes += [reader.until for reader in state.readers]
-        if (at := state.watches.next_at()) is not None:
+        if state.watches.parked and (at := state.watches.next_at()) is not None:
             wakes.append(at)
         if state.sweep_at < NEVER or state.carry_at < NEVER:
             wakes.append(min(state.sweep_at, state.carry_at))

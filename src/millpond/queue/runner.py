@@ -179,11 +179,13 @@ class Runner:
         except Exception as error:
             self._panic(error)
             return
-        outbox, self.queue.state.outbox = self.queue.state.outbox, []
-        for request in outbox:
-            self._send(self, request)
+        state = self.queue.state
+        if state.outbox:
+            outbox, state.outbox = state.outbox, []
+            for request in outbox:
+                self._send(self, request)
         self._set_timer(wake_at, now)
-        if self.queue.state.draining and self.queue.drained:
+        if state.draining and self.queue.drained:
             self._drained(self)
         self._run_jobs(now)  # last: a commit thread that wakes up finds the interpreter free
 

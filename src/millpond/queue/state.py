@@ -124,8 +124,9 @@ class QueueState:
 
     def find_free(self) -> None:
         """Once a turn: a lane does not become busy until the turn is applied."""
-        self.free = [lane for lane in self.lanes.values() if lane.free]
-        self.turning = [lane for lane in self.everyone if lane.free] if self.meta in self.everyone else self.free
+        self.free = self.turning = [lane for lane in self.lanes.values() if lane.free]
+        if self.meta in self.everyone:
+            self.turning = [lane for lane in self.everyone if lane.free]
 
     def want_meta(self) -> Lane:
         """Somebody needs the queue's decisions: from here on its lane is looked after like the others."""

@@ -69,6 +69,8 @@ def send_transfers(queue: QueueState, lane: Lane, now: int) -> None:
 
 def has_unsent(lane: Lane) -> bool:
     partition = lane.partition
+    if not (partition.moving or partition.carried or partition.confirming):  # asked twice in every turn
+        return False
     return (
         len(partition.moving) > len(lane.sent)
         or len(partition.carried) > len(lane.carrying)
