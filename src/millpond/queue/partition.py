@@ -97,6 +97,15 @@ class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Partition:
+    # Of an object with more than 30 attributes of its own, CPython 3.11 finds methods only slowly: not with slots.
+    __slots__ = (
+        "_columns", "_transitions", "at", "at_hand", "cancel_asked", "carried", "changed", "chunk_drops", "chunks",
+        "claimed", "claims", "confirming", "dead", "decisions", "dedup", "dedup_window", "document_drops", "documents",
+        "due_timers", "events", "expiries", "expiry_timers", "fence", "finish_timers", "finished", "incarnation",
+        "index", "lease_timers", "leased", "limits", "mint", "moving", "next_number", "priorities", "ready", "staged",
+        "staged_count", "timers", "totals", "tries", "turn", "waiting", "watch",
+    )  # fmt: skip
+
     def __init__(self, incarnation: str, index: int, dedup_window: int = 300_000) -> None:
         self.index = index
         self.incarnation = incarnation
