@@ -14,7 +14,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
@@ -279,7 +279,7 @@ def held(items: Sequence[LeasedItem], kind: type[H], holding: Holding) -> Sequen
     """The same items in other hands. What the engine leased together stays together, and is not made yet."""
     if isinstance(items, LeasedItems):
         items.held(kind, holding)
-        return cast(Sequence[H], items)
+        return items  # type: ignore[return-value]  # they are of that kind now
     return [kind(item.payload, item.number, item.grant, item.known, Hand(holding)) for item in items]
 
 

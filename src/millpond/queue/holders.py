@@ -108,7 +108,8 @@ class TokenPart(Part, msgspec.Struct, eq=False):
                 _gather(lane.draft.completed, lease, number)
                 return [Result(True, own or lane.partition.mint.correlation_id(number, created))]
         done: list[tuple[Lease, list[int]]] = []
-        current, numbers = None, list[int]()
+        current: Lease | None = None
+        numbers: list[int] = []
         lost: dict[int, Result] = {}
         for place, token in enumerate(self._tokens):
             _, number, grant, _, _ = token

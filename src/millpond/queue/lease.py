@@ -150,7 +150,8 @@ def assign_leases(queue: QueueState, now: int) -> None:
     """
     if queue.definition.paused or not queue.waiters.parked:
         return
-    lanes, total = list[Lane](), 0
+    lanes: list[Lane] = []
+    total = 0
     for lane in queue.free:
         if count := lane.partition.ready.count:
             lanes.append(lane)

@@ -30,7 +30,7 @@ from millpond.queue.pace import Pace
 from millpond.queue.produce import assign_produces
 from millpond.queue.requests import Arrive, Forget, GetItem, GetStats, Lease, Produce, Request, Tokens
 from millpond.queue.settling import next_sweep, settle
-from millpond.queue.state import QueueState, away, draining_in, overtaken
+from millpond.queue.state import QueueState, away, overtaken
 from millpond.queue.transfer import assign_arrives, assign_forget, has_unsent, send_transfers, settle_transfer
 from millpond.queue.watching import look_after_load, tell_endings
 from millpond.store.base import StoreFull
@@ -57,12 +57,12 @@ class LogicalQueue:
         self.removing: dict[int, dict[str, int]] = {}  # the totals of those gone from here, not yet from their store
         self._inbox: list[Request] = []
         self._settled: list[Arrive | Forget] = []
-        self._now = now
+        self.now = now  # the latest instant it has seen, that on disk included
 
     # ---- what its owner calls -----------------------------------------------------------------------------
 
     def submit(self, request: Request, now: int) -> None:
-        request.at = now if now > self._now else self._now
+        request.at = now if now > self.now else self.now
         if self.closing:
             request.fail(Closed("the queue is being closed; connect again and retry"))
         else:
@@ -89,8 +89,7 @@ class LogicalQueue:
 
     def configure(self, definition: QueueDefinition) -> None:
         """New settings, for everything that happens from now on."""
-        self.state.definition = definition
-        self.state.draining = draining_in(definition)
+        self.state.configure(definition)
         places = {one.partition: one for one in definition.partitions}
         self.removing = {index: totals for index, totals in self.removing.items() if index in places}
         for lane in self.state.everyone:
@@ -122,16 +121,11 @@ class LogicalQueue:
 
     def _is_drained(self, index: int) -> bool:
         lane = self.state.lanes.get(index)  # one that is not read yet is not there
-        return index in self.removing or (lane is not None and is_removable(self.state, lane, self._now))
-
-    @property
-    def now(self) -> int:
-        """The latest instant it has seen, that on disk included."""
-        return self._now
+        return index in self.removing or (lane is not None and is_removable(self.state, lane, self.now))
 
     def tick(self, now: int) -> int | None:
         """Do all that can be done now; returns when there will be more, None if only a request can tell."""
-        now = self._now = self.state.now = now if now > self._now else self._now
+        now = self.now = self.state.now = now if now > self.now else self.now
         self._take(now)
         self.state.find_free()
         for lane in self.state.turning:
@@ -254,8 +248,10 @@ class LogicalQueue:
         late = [part for part in lane.waiting if part.late] if self.state.making else []
         parts = [part for part in lane.waiting if not part.late] if late else lane.waiting
         lane.waiting = late
-        releases = [part for part in parts if type(part) is ReleasePart]
-        if len(releases) > 1:  # the newest goes back to the head first, so that all stand there in their old order
+        if ReleasePart in map(
+            type, parts
+        ):  # the newest goes back to the head first: all stand there in their old order
+            releases = [part for part in parts if type(part) is ReleasePart]
             others = [part for part in parts if type(part) is not ReleasePart]
             parts = [*others, *sorted(releases, key=lambda part: part.place, reverse=True)]
         for part in parts:
@@ -336,7 +332,7 @@ class LogicalQueue:
 
     def finish(self, job: Job, now: int) -> None:
         """A job has ended: answer those who waited for it. A tick must follow."""
-        now = self._now = now if now > self._now else self._now
+        now = self.now = now if now > self.now else self.now
         lane = job.lane
         if lane.job is not job:  # one from before a panic
             return
@@ -400,9 +396,9 @@ class LogicalQueue:
             lane.probe_at = now + RELIEVE_MS
         if lane.partition.claims or lane.partition.staged:
             self.state.want_meta()
-        if lane.partition.at > self._now:  # the clock is behind what is on disk: no time has passed by that
-            self.state.opened_at += lane.partition.at - self._now
-            self._now = lane.partition.at
+        if lane.partition.at > self.now:  # the clock is behind what is on disk: no time has passed by that
+            self.state.opened_at += lane.partition.at - self.now
+            self.now = lane.partition.at
         doubt, lane.doubt = lane.doubt, None
         given_up, lane.given_up = lane.given_up, []
         if doubt is None:
@@ -454,7 +450,7 @@ class LogicalQueue:
         state = self.state
         wakes: list[int] = []
         for lane in state.everyone:
-            if lane.free:
+            if lane.job is None and lane.status is _OPEN:
                 if (at := next_wake(lane.partition)) is not None:
                     wakes.append(at)
                 if lane.waiting or (lane.partition.chunks.sparse and not lane.compacting):

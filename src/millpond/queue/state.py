@@ -7,7 +7,7 @@ from random import Random
 from typing import Protocol
 
 from millpond.errors import MillpondError, OutcomeUnknown, Unavailable
-from millpond.model import QueueDefinition, QueueSettings
+from millpond.model import QueueDefinition
 from millpond.queue.lane import NEVER, Lane
 from millpond.queue.pace import Pace
 from millpond.queue.rates import RateMeter
@@ -59,11 +59,10 @@ class QueueState:
         now: int,
         pace: Pace,
     ) -> None:
-        self.definition = definition
+        self.configure(definition)
         self.lanes = {lane.index: lane for lane in lanes}
         self.meta = meta  # the lane of the queue's decisions: not opened until somebody needs it
         self.everyone = lanes.copy()  # all the lanes that are in use: with that one, once it is, and those that are new
-        self.draining = draining_in(definition)  # partitions that a rebalance removes
         self.pace = pace
         self.carry_at = NEVER  # when more of their items may be carried, if that waits
         self.free: list[Lane] = []  # those with items that take part in this turn
@@ -90,9 +89,12 @@ class QueueState:
             str, set[int]
         ] = {}  # decisions that only have to be settled -> lanes seen to have followed
 
-    @property
-    def settings(self) -> QueueSettings:
-        return self.definition.settings
+    def configure(self, definition: QueueDefinition) -> None:
+        self.definition = definition
+        self.settings = definition.settings  # at hand, for it is asked for several times a turn
+        running = definition.rebalance is not None and not definition.rebalance.finished_at
+        read_only = {one.partition for one in definition.partitions if one.read_only}
+        self.draining: set[int] = read_only if running else set()  # partitions that a rebalance removes
 
     @property
     def incarnation(self) -> str:
@@ -133,11 +135,6 @@ class QueueState:
         if self.meta not in self.everyone:
             self.everyone.append(self.meta)
         return self.meta
-
-
-def draining_in(definition: QueueDefinition) -> set[int]:
-    running = definition.rebalance is not None and not definition.rebalance.finished_at
-    return {one.partition for one in definition.partitions if one.read_only} if running else set()
 
 
 def overtaken(lane: Lane) -> MillpondError:

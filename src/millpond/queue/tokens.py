@@ -210,7 +210,8 @@ class TokenReader:
             return None
         if len(tails) != len(tokens) * _TAIL.size:  # white space, which fromhex passes over
             return None
-        check, numbers = head[3], list[int]()
+        check = head[3]
+        numbers: list[int] = []
         for at, (high, low, seal) in zip(range(0, len(tails), _TAIL.size), _TAIL.iter_unpack(tails), strict=True):
             if crc32(tails[at : at + _NUMBER_BYTES], check) != seal:
                 return None

@@ -311,7 +311,7 @@ def lease_timeout_ms(value: Any, *, low: int) -> int | None:
 
 
 def leases(value: Any) -> Sequence[LeaseLike]:
-    if type(value) is LeasedItems and value:
+    if type(value) is LeasedItems and value.runs:
         return value
     if type(value) is not list and (isinstance(value, str | bytes | LeasedItem) or not isinstance(value, Sequence)):
         raise InvalidRequest(f"leases is a list of items or tokens, not {_type(value)}; put a single one into a list")
