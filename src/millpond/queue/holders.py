@@ -234,7 +234,8 @@ class ItemsPart(TokenPart, eq=False):
 
     def _leases_held(self, lane: Lane) -> list[tuple[Lease, list[int]]] | None:
         """The lease in force of each group, with its runs; None if any item has lost it, or they differ."""
-        whole, at = lane.partition.leased.whole, max(self._request.at, lane.mark)
+        whole = lane.partition.leased.whole
+        at = self._request.at if self._request.at > lane.mark else lane.mark
         held: list[tuple[Lease, list[int]]] = []
         for grant, runs in self._groups:
             for run in runs:
@@ -269,15 +270,14 @@ def _together(queue: QueueState, request: Complete) -> tuple[Lane, ItemsPart] | 
         (_, grant, created, _), numbers = read
         done = CompletedItems(lane.partition.mint.correlation_prefix(created), numbers)
         return lane, ItemsPart(queue, request, indexes, [], _groups=[(grant, runs_of(numbers))], _done=done)
-    groups = _groups(queue, leases)
-    if groups is None or (lane := queue.lanes.get(groups[0][0].partition)) is None:
+    found = _groups(queue, leases)
+    if found is None or (lane := queue.lanes.get(found[0])) is None:
         return None
-    runs = [(grant.turn, runs) for grant, runs in groups]
-    return lane, ItemsPart(queue, request, indexes, [], _groups=runs, _done=ItemResults(leases))
+    return lane, ItemsPart(queue, request, indexes, [], _groups=found[1], _done=ItemResults(leases))
 
 
-def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> list[tuple[Grant, list[int]]] | None:
-    """The runs of each grant; None if these are not all items of one lane."""
+def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> tuple[int, list[tuple[int, list[int]]]] | None:
+    """Their partition, and the runs of each grant; None if these are not all items of one lane."""
     if isinstance(leases, LeasedItems):
         groups = [(run.grant, [run_of(run.first, len(run.payloads))]) for run in leases.runs]
     elif are_items(leases):
@@ -287,10 +287,12 @@ def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> list[tuple[Grant,
     if not groups:
         return None
     incarnation, partition = queue.definition.incarnation, groups[0][0].partition
-    for grant, _ in groups:
+    granted: list[tuple[int, list[int]]] = []
+    for grant, runs in groups:
         if grant.partition != partition or grant.incarnation != incarnation:
             return None
-    return groups
+        granted.append((grant.turn, runs))
+    return partition, granted
 
 
 def _by_grant(items: Sequence[LeasedItem]) -> list[tuple[Grant, list[int]]]:
