@@ -290,8 +290,8 @@ class Grant(Protocol):
         """The hex digits of an item's number, and those that seal its token."""
         ...
 
-    def ends(self, numbers: range, check: int) -> list[tuple[bytes, bytes]]:
-        """The same of many, in less time."""
+    def ends(self, numbers: range, check: int) -> list[bytes]:
+        """Both together, of many."""
         ...
 
     def fields(self, number: int, payload: bytes) -> LeasedFields: ...

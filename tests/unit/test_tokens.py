@@ -45,6 +45,42 @@ def test_plain_tokens_of_one_grant_are_read_together_and_no_others() -> None:
     assert reader.read_together([plain[0].replace("inc.", "inc. ", 1)[:-1]] * 2) is None
 
 
+@pytest.mark.parametrize("first", [1, 990, 1_020, 5 << 20, (1 << 44) - 60])
+def test_neighbours_are_sealed_together_as_each_is_by_itself(first: int) -> None:
+    mint, rng = Mint("inc", 3), Random(first)
+    for count in (1, 2, 40, 60, 1_000, 2_500):
+        grant, created = rng.randrange(1 << 50), rng.randrange(1 << 45)
+        assert mint.names(first, count, grant, created) == [
+            (mint.id(number), mint.token(number, grant, created, None), mint.correlation_id(number, created))
+            for number in range(first, first + count)
+        ]
+
+
+@pytest.mark.parametrize("first", [1, 1_000, (1 << 44) - 30, (1 << 48) - 30])
+def test_tokens_of_neighbours_are_read_together_whichever_are_left_out_and_in_any_order(first: int) -> None:
+    mint, reader = Mint("inc", 3), TokenReader("inc")
+    numbers = list(range(first, first + 30))
+    ways = [numbers, numbers[::-1], numbers[:7] + numbers[8:], numbers[:1], [*numbers, numbers[-1]], [first] * 3]
+    for way in ways:
+        tokens = [mint.token(number, 5, 1_000, None) for number in way]
+        for spelled in (tokens, [tokens[0].replace("f", "F"), *tokens[1:]]):
+            head, found = reader.read_together(spelled) or ((), [])
+            assert (head[:3], list(found)) == ((3, 5, 1_000), way)
+
+
+def test_neighbours_of_which_one_is_mangled_are_not_read_together() -> None:
+    """As they are joined to be compared, what is wrong in each may seem right in all of them."""
+    mint, reader = Mint("inc", 3), TokenReader("inc")
+    a, b, c = (mint.token(number, 5, 1_000, None) for number in (41, 42, 43))
+    cut = len(a) - 20
+    wrongs = [[a + b[:3], b[3:], c], [a[:-1], a[-1] + b, c], [a + "\n" + b, c], [a, b + "\n", c], ["", a, b, c]]
+    wrongs += [[a, "0" + b[:-1], c], [a, b[:cut] + c[cut:][::-1], c], [a, b[cut:], b[:cut] + c], [a, b[cut:], c]]
+    for wrong in wrongs:
+        assert reader.read_together(wrong) is None
+        assert None in reader.read_all(wrong)
+    assert reader.read_together([a, b, c]) is not None
+
+
 def test_only_so_many_beginnings_of_tokens_are_remembered() -> None:
     mint, reader = Mint("inc", 3), TokenReader("inc")
     for grant in [*range(2 * HEADS_KEPT + 1), 0]:

@@ -207,7 +207,7 @@ def continues(run: int, next_run: int) -> bool:
 
 def runs_of(numbers: Iterable[int]) -> list[int]:
     """Fold numbers, in their order, into runs."""
-    if isinstance(numbers, list) and _is_one_run(numbers):
+    if isinstance(numbers, list | range) and _is_one_run(numbers):
         return [run_of(numbers[0], len(numbers))]
     runs: list[int] = []
     first = expected = -1
@@ -222,9 +222,12 @@ def runs_of(numbers: Iterable[int]) -> list[int]:
     return runs
 
 
-def _is_one_run(numbers: list[int]) -> bool:
+def _is_one_run(numbers: list[int] | range) -> bool:
     """The usual case, told at the speed of C."""
-    return 0 < len(numbers) <= RUN_MAX and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    if not 0 < len(numbers) <= RUN_MAX:
+        return False
+    run = range(numbers[0], numbers[0] + len(numbers))
+    return numbers == (run if isinstance(numbers, range) else list(run))
 
 
 def numbers_of(runs: Iterable[int]) -> Iterator[int]:

@@ -522,8 +522,8 @@ def _begin_extend(cycle: LeanCycle) -> Begun | None:
 
 def _produced(cycle: LeanCycle, produced: Sequence[Produced]) -> bytes:
     codec = cycle.head.reply_codec
-    if type(produced) is ProducedItems and len(produced) > 1 and (body := forms.produced(produced, codec)) is not None:
-        return body
+    if type(produced) is ProducedItems and len(produced) > 1:
+        return forms.produced(produced, codec)
     made = produced if type(produced) is list else list(produced)
     if len(made) == 1:
         cycle.correlation_id = made[0].correlation_id

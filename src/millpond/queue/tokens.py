@@ -29,6 +29,8 @@ _BODY = struct.Struct(">HQQHI")  # partition, grant, created, and the number's 4
 _SEALED = struct.Struct(">HQQHII")  # … and the checksum
 _TAIL = struct.Struct(">HII")  # the number and the checksum
 _NUMBER_BYTES = 6
+_SEAL_BYTES = 4
+_BLOCK = 1_024  # neighbours that are sealed at a time: few batches need more than one
 HEADS_KEPT = 64  # beginnings of tokens, a queue: those that come back now were mostly granted in the last few turns
 _FORM = re.compile(rf"[a-z0-9]{{1,32}}\.[0-9a-f]{{{2 * _SEALED.size}}}(\.[\x20-\x7e]{{1,128}})?")
 
@@ -80,10 +82,9 @@ class Mint:
         token, check = self.granted(grant, created)
         ids, correlation = self.id_prefix, self.correlation_prefix(created)
         named: list[tuple[str, str, str]] = []
-        for number in range(first, first + count):
-            tail = number.to_bytes(6, "big")
-            digits, sealed = tail.hex(), crc32(tail, check).to_bytes(4, "big").hex()
-            named.append((f"{ids}{number}", f"{token}{digits}{sealed}", f"{correlation}{digits}"))
+        numbers = range(first, first + count)
+        for number, end in zip(numbers, sealed(numbers, check).hex(" ", _TAIL.size).split(), strict=True):
+            named.append((f"{ids}{number}", f"{token}{end}", f"{correlation}{end[: 2 * _NUMBER_BYTES]}"))
         return named
 
     def granted(self, grant: int, created: int) -> tuple[str, int]:
@@ -134,9 +135,8 @@ class ChunkGrant(msgspec.Struct, gc=False):
         tail = number.to_bytes(6, "big")
         return hexlify(tail), hexlify(crc32(tail, check).to_bytes(4, "big"))
 
-    def ends(self, numbers: range, check: int) -> list[tuple[bytes, bytes]]:
-        tails = [number.to_bytes(6, "big") for number in numbers]
-        return [(hexlify(tail), hexlify(crc32(tail, check).to_bytes(4, "big"))) for tail in tails]
+    def ends(self, numbers: range, check: int) -> list[bytes]:
+        return hexlify(sealed(numbers, check), b" ", _TAIL.size).split()
 
     def fields(self, number: int, payload: bytes) -> LeasedFields:
         mint = self.mint
@@ -155,6 +155,30 @@ class ChunkGrant(msgspec.Struct, gc=False):
 
 def _seed(incarnation: str) -> int:
     return crc32(incarnation.encode())
+
+
+def _steps() -> bytes:
+    """In which bits a block's tokens differ from its first one, which ends with zeros: number and checksum of each."""
+    numbers = [number.to_bytes(_NUMBER_BYTES, "big") for number in range(_BLOCK)]
+    return b"".join([one + (crc32(one) ^ crc32(numbers[0])).to_bytes(_SEAL_BYTES, "big") for one in numbers])
+
+
+_STEPS = _steps()
+
+
+def sealed(numbers: range, check: int) -> bytes:
+    """What the tokens of neighbours end with: number and checksum of each.
+
+    A CRC is linear: which bits of it a number changes does not depend on what came before. So the numbers of a block
+    change the same ones in every grant, and all of them are changed at once.
+    """
+    place, count = numbers.start % _BLOCK, len(numbers)
+    if place + count > _BLOCK:
+        return sealed(numbers[: _BLOCK - place], check) + sealed(numbers[_BLOCK - place :], check)
+    first = (numbers.start - place).to_bytes(_NUMBER_BYTES, "big")
+    alike = (first + crc32(first, check).to_bytes(_SEAL_BYTES, "big")) * count
+    steps = _STEPS[place * _TAIL.size : (place + count) * _TAIL.size]
+    return (int.from_bytes(alike, "big") ^ int.from_bytes(steps, "big")).to_bytes(len(alike), "big")
 
 
 class TokenReader:
@@ -194,15 +218,16 @@ class TokenReader:
         """As `read`, for many, and for items too, which know what their token says."""
         return [self.read(one) if isinstance(one, str) else self._of_item(one) for one in leases]
 
-    def read_together(self, tokens: Sequence[str]) -> tuple[Head, list[int]] | None:
+    def read_together(self, tokens: Sequence[str]) -> tuple[Head, Sequence[int]] | None:
         """What tokens of one grant begin with, and their numbers; None if they are not all plain ones of one."""
-        cut = self._cut
-        beginnings = {token[:cut] for token in tokens}
-        if len(beginnings) > 1 or set(map(len, tokens)) != {self._length}:
+        cut, first = self._cut, self.read(tokens[0])
+        if first is None or len(tokens[0]) != self._length:
             return None
-        [text] = beginnings
-        head = self._heads.get(text) or self._read_head(text)
-        if head is None:
+        text = tokens[0][:cut]
+        head, run = self._heads[text], range(first[1], first[1] + len(tokens))
+        if run.stop <= NUMBER_MAX and "\n".join(tokens) == _neighbours(text, run, head[3]):
+            return head, run
+        if {token[:cut] for token in tokens} != {text} or set(map(len, tokens)) != {self._length}:
             return None
         try:
             tails = bytes.fromhex("".join([token[cut:] for token in tokens]))
@@ -239,6 +264,11 @@ class TokenReader:
             return None
         own = None if item.known is None else item.known.correlation_id
         return grant.partition, item.number, grant.turn, grant.created, own
+
+
+def _neighbours(beginning: str, numbers: range, check: int) -> str:
+    """Their tokens, a line each, as they were made: who leased side by side mostly hands back so."""
+    return beginning + sealed(numbers, check).hex("\n", _TAIL.size).replace("\n", f"\n{beginning}")
 
 
 def is_token(text: str) -> bool:
