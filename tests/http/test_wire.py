@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -67,6 +68,22 @@ def test_plain_items_become_bare_bytes(codec: Codec) -> None:
     assert isinstance(request, ProducePlain)
     assert new_items(request, codec) == [b"1", b"2", b"\xff"]
     assert new_items(request, codec, "c")[0] == NewItem(payload=b"1", correlation_id="c")
+
+
+@both
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_plain_items_may_be_text_bytes_or_nothing_in_any_mixture(codec: Codec, count: int) -> None:
+    kinds: list[tuple[dict[str, Any], bytes]] = [
+        ({"bytes": b"\xff"}, b"\xff"), ({"bytes": b""}, b""), ({"text": "é"}, "é".encode()), ({"text": ""}, b""),
+        ({}, b""), ({"bytes": None, "text": None}, b""), ({"bytes": b"x", "text": None}, b"x"),
+    ]  # fmt: skip
+    for some in product(kinds, repeat=count) if count < 3 else [kinds[:5], kinds[2:], kinds[::-1]]:
+        request = codec.decode_produce(codec.encode({"queue": "q", "items": [item for item, _ in some]}))
+        assert isinstance(request, ProducePlain)
+        assert new_items(request, codec) == [payload for _, payload in some]
+        two = codec.encode({"queue": "q", "items": [*(item for item, _ in some), {"bytes": b"", "text": ""}]})
+        with pytest.raises(InvalidRequest, match=rf"items\[{len(some)}\] has more than one payload"):
+            new_items(codec.decode_produce(two), codec)
 
 
 @both

@@ -407,11 +407,14 @@ class LeanProtocol(GuardedProtocol):
                 return
             head = cycle.head
             body = head.finish(cycle, reply.value)
-            named = cycle.correlation_id
-            if named is None or not cycle.keep_alive:
+            if not cycle.keep_alive:
                 self._write(cycle, 200, body)
                 return
-            self.transport.write(_NAMED_REPLY % (head.reply_head, len(body), named.encode(), body))  # nearly always
+            named = cycle.correlation_id  # of a single item
+            if named is None:
+                self.transport.write(_REPLY % (head.reply_head, len(body), b"", body))
+            else:
+                self.transport.write(_NAMED_REPLY % (head.reply_head, len(body), named.encode(), body))
             now = self.loop.time()
             head.meter.note(now - cycle.began, len(cycle.body), len(body))
             cycle.response_complete = True
