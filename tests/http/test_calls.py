@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
+from millpond.wire import JSON, MSGPACK, Codec
 from tests.http.served import Served
 
 
@@ -98,6 +100,44 @@ def test_messagepack_carries_bytes_as_they_are(server: Served, queue: str) -> No
     assert [item["bytes"] for item in items] == [b"\xff\x00", b"t", b'{"a":1}']
     written = {"lease": items[0]["lease"], "version": 0, "state_doc": {"raw": b"\xfe"}}
     assert decode(server.ask("POST", "/v1/queue.state", encode(written), Content_Type=kind).body)["version"] == 1
+
+
+@pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=["json", "msgpack"])
+def test_batches_of_any_size_are_answered_as_the_application_does(server: Served, queue: str, codec: Codec) -> None:
+    """A produce with a request id and a complete may be sent twice: once as it is, once so that it goes the long way.
+
+    The numbers of the items get more digits meanwhile, decimal and hex, and tokens come back in every disorder.
+    """
+    rng = Random(11)
+
+    def both_ways(call: str, request: dict[str, Any]) -> dict[str, Any]:
+        asked = {"Content_Type": codec.media_type}
+        one = server.ask("POST", f"/v1/{call}", codec.encode(request), **asked)
+        other = server.ask("POST", f"/v1/{call}", codec.encode(request), Expect="100-continue", **asked)
+        assert (one.status, one.body) == (other.status, other.body)
+        return codec.decode(one.body, dict[str, Any])
+
+    for turn, count in enumerate([5, 9, 90, 900, 1_000, 1_000, 1_000, 90, *(rng.randint(2, 30) for _ in range(9))]):
+        items = [{"text": "x" * rng.randint(0, 3)} for _ in range(count)]
+        made = both_ways("queue.produce", {"queue": queue, "items": items, "request_id": f"r{turn}"})["items"]
+        body = codec.encode({"queue": queue, "batch": count})
+        reply = server.ask("POST", "/v1/queue.lease", body, Content_Type=codec.media_type)
+        leased = codec.decode(reply.body, dict[str, Any])["items"]
+        names = [(item["id"], item["correlation_id"]) for item in leased]
+        assert names == [(item["id"], item["correlation_id"]) for item in made]
+        leases = {item["lease"]: None for item in leased}
+        for some in disordered([*leases], rng):
+            results = both_ways("queue.complete", {"queue": queue, "leases": some})["results"]
+            assert ["error" in result for result in results] == [token not in leases for token in some]
+        assert server.must("queue.stats", queue=queue)["counts"].get("leased", 0) == 0
+
+
+def disordered(tokens: list[str], rng: Random) -> list[list[str]]:
+    """Some, then with a wrong one among them, shuffled, twice in one request; at last all of them, in their order."""
+    place = rng.randrange(1, len(tokens))
+    some, rest = tokens[:place], tokens[place:]
+    wrong = rng.choice(["", "x", tokens[0][:-1], tokens[-1] + "0", tokens[0][::-1], f"{tokens[0]}\n{tokens[-1]}"])
+    return [some, [*some, wrong, *rest[:1]], rng.sample(tokens, place), rest[:9] * 2, tokens]
 
 
 @pytest.mark.parametrize(
