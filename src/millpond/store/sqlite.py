@@ -48,7 +48,7 @@ RESERVE_BYTES = 8 << 20  # room for the logs of some ten busy partitions on a fu
 SHRINK_FREE_BYTES = 32 << 20  # fewer free pages are left for new items
 SHRINK_LIVE_BYTES = 16 << 20  # shrinking copies what is live: a tenth of a second at most
 
-NO_CHUNK = (None, None, None)
+NO_CHUNK: tuple[int | None, int | None, bytes | None] = (None, None, None)
 PLAIN_DROPS_MAX = 4  # of the view that takes a plain turn: more than consumers side by side mostly finish at a time
 NO_DROPS = (None,) * PLAIN_DROPS_MAX
 SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
@@ -252,7 +252,7 @@ class SqliteStore:
             if self._room_pages < pages:
                 self._make_room(connection, pages)
             if is_plain(turn, share):
-                connection.execute(SQL["commit_plain"], plain_bindings_of(turn, total))
+                connection.execute(SQL["commit_plain"], plain_bindings_of(turn, share, total))
             else:
                 connection.execute(SQL["commit"], bindings_of(turn, share, total, snapshot_turn))
         except Exception as problem:
@@ -451,9 +451,12 @@ def is_plain(turn: Turn, share: Share) -> bool:
     return turn.snapshot is None and turn.trim is None and not share.extents and not share.drops
 
 
-def plain_bindings_of(turn: Turn, total: int) -> tuple[Any, ...]:
+def plain_bindings_of(turn: Turn, share: Share, total: int) -> tuple[Any, ...]:
     ended_lo, ended_hi = turn.ended or (None, None)
-    first, count, body = (turn.chunks[0].first, turn.chunks[0].count, turn.chunks[0].body) if turn.chunks else NO_CHUNK
+    first, count, body = NO_CHUNK
+    if share.chunks:
+        [chunk] = share.chunks
+        first, count, body = chunk.first, chunk.count, chunk.body
     drops = (*turn.chunk_drops, *NO_DROPS[len(turn.chunk_drops) :])
     return turn.number, turn.at, ended_lo, ended_hi, total, turn.events, first, count, body, *drops
 
