@@ -248,9 +248,7 @@ class LogicalQueue:
         late = [part for part in lane.waiting if part.late] if self.state.making else []
         parts = [part for part in lane.waiting if not part.late] if late else lane.waiting
         lane.waiting = late
-        if ReleasePart in map(
-            type, parts
-        ):  # the newest goes back to the head first: all stand there in their old order
+        if list(map(type, parts)).count(ReleasePart) > 1:  # the newest goes to the head first: all in their old order
             releases = [part for part in parts if type(part) is ReleasePart]
             others = [part for part in parts if type(part) is not ReleasePart]
             parts = [*others, *sorted(releases, key=lambda part: part.place, reverse=True)]
