@@ -6,9 +6,8 @@ measured in turns, round by round, and a ratio is the median of the rounds' rati
 measured again. What starting a query takes is not counted, what each micro-batch takes is.
 
 Plain rows are a payload and nothing else, as in all the figures with targets; full ones have a key and a kind as well,
-which costs a server, but not the ceiling. Rows are written into a queue with a partition a task, for each partition has
-a commit thread of its own; beside it into one with a single partition. With the cores all busy a ratio follows from the
-CPU time that a row costs, here and there; so that is shown too, for it can be trusted on a machine with neighbours.
+which costs a server, but not the ceiling. With the cores all busy a ratio follows from the CPU time that a row costs,
+here and there; so that is shown too, for it can be trusted on a machine with neighbours.
 
 Prints tables, keeps all figures in `benchmarks/results/`, and ends with one line of JSON: the figures with targets.
 """
@@ -46,7 +45,7 @@ from millpond.spark.session import session
 SETTINGS = history_jobs.SETTINGS
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PRODUCE_BATCH = 100  # as in the other benchmarks: what producers send at a time
-PARTS_WRITTEN = 4  # tasks of a write, and partitions of the queue that they write to
+PARTS_WRITTEN = 4  # tasks of a write
 KINDS = ("click", "view", "order")  # of full rows
 CALL_TIMEOUT_S = 60
 TRIGGER_LOOK_S = 0.002  # between two looks at whether a query has begun
@@ -189,9 +188,9 @@ def options(server: Child, queue: str, **more: str) -> dict[str, str]:
     return {"url": f"http://127.0.0.1:{server.port}", "queue": queue, **more}
 
 
-def new_queue(server: Child, partitions: int = 1) -> str:
+def new_queue(server: Child) -> str:
     name = f"bench-{next(_numbers)}"
-    server.call("queues.create", {"name": name, "partitions": partitions})
+    server.call("queues.create", {"name": name})
     return name
 
 
@@ -294,12 +293,12 @@ def written(stand: Stand, rows: DataFrame, server: Child, queue: str) -> dict[st
     return stand.measured(server, lambda: rows.write.format(FORMAT).mode("append").options(**given).save())
 
 
-def measure_sink(stand: Stand, server: Child, *, full: bool, partitions: int = PARTS_WRITTEN) -> list[Found]:
-    """Rows that are in the JVM's memory already. Tasks that write side by side have no order to lose by partitions."""
+def measure_sink(stand: Stand, server: Child, *, full: bool) -> list[Found]:
+    """Rows that are in the JVM's memory already."""
     rows = cached_rows(stand, full=full)
 
     def millpond() -> dict[str, Any]:
-        queue = new_queue(server, partitions)
+        queue = new_queue(server)
         found = written(stand, rows, server, queue)
         assert ready_count(server, queue) == stand.plan.rows, "all are written"
         drop_queue(server, queue)
@@ -353,7 +352,6 @@ CONNECTOR = {
     "stream": Piece("readStream, plain rows", partial(measure_stream, full=False)),
     "look": Piece("read, plain rows", partial(measure_look, full=False)),
     "sink": Piece("write, plain rows", partial(measure_sink, full=False)),
-    "sink-single": Piece("write, plain rows, into one partition", partial(measure_sink, full=False, partitions=1)),
     "stream-full": Piece("readStream, full rows", partial(measure_stream, full=True)),
     "look-full": Piece("read, full rows", partial(measure_look, full=True)),
     "sink-full": Piece("write, full rows", partial(measure_sink, full=True)),
@@ -398,7 +396,6 @@ def headline(found: dict[str, Any]) -> dict[str, float | None]:
     return {
         "source_vs_ceiling": min([ratios[name] for name in ("stream", "look") if name in ratios], default=None),
         "sink_vs_ceiling": ratios.get("sink"),
-        "sink_vs_ceiling_1": ratios.get("sink-single"),
         "history_10m_s": found.get("history", {}).get("history_10m_s"),
         "exporter_vs_engine": found.get("exporter", {}).get("exporter_vs_engine"),
     }
