@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+from millpond.spark import sink
 from millpond.spark.formats import register
 from millpond.spark.options import sink_options
 from millpond.spark.schema import to_payload
@@ -195,6 +196,19 @@ def test_what_other_tries_have_staged_is_never_seen(pond: Pond) -> None:
     writer.commit([second_try, twin])  # the reply was lost, and Spark asks again
     writer.abort([second_try, twin])
     assert sorted(pond.texts(queue)) == ["a", "b", "c"]
+
+
+def test_rows_of_a_task_keep_their_order_over_many_chunks(pond: Pond, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "CHUNK_ROWS", 10)
+    queue = pond.queue()
+    options = sink_options(pond.options(queue, txn="t"), streaming=False)
+    texts = [f"{number}" for number in range(95)]
+    batches = [pa.RecordBatch.from_arrays([pa.array(texts[at : at + 10])], ["payload"]) for at in range(0, 95, 10)]
+    with options.server.transport() as transport:
+        staged = Stager(options, transport, "t", 0).run(iter(batches))
+    assert len(staged.chunks) == 10
+    BatchWriter(options, _schema("payload"), overwrite=False).commit([staged])
+    assert pond.texts(queue) == texts
 
 
 def test_an_aborted_write_leaves_nothing(pond: Pond) -> None:
