@@ -32,7 +32,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
         yield made
 
 
-@pytest.fixture(params=[BULK_BYTES_MIN, 1], ids=["tables", "bulk"])
+@pytest.fixture(params=[pytest.param(BULK_BYTES_MIN, id="tables"), pytest.param(1, id="bulk", marks=pytest.mark.slow)])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
     return SqliteStores(tmp_path, reserve_bytes=RESERVE_BYTES, bulk_bytes_min=request.param)
 
