@@ -131,6 +131,7 @@ def test_what_is_no_request_is_refused_behind_the_reply_to_the_one_before_it(
     assert b"this is not HTTP" in refused
 
 
+@pytest.mark.slow
 def test_noise_behind_a_poll_ends_it(server: Served, queue: str) -> None:
     with server.connect() as sock:
         sock.sendall(call("queue.lease", {"queue": queue, "wait": "10m"}) + b"\x00 no request\r\n\r\n")

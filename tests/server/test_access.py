@@ -213,6 +213,7 @@ def test_a_revoked_token_ends_within_seconds_also_for_those_who_wait(guarded: Gu
     until(lambda: guarded.server.must("queue.stats", queue="watched")["counts"]["ready"] == 10, "the items to be back")
 
 
+@pytest.mark.slow
 def test_a_stream_of_a_revoked_token_keeps_its_items_no_longer_than_the_token_counts(guarded: Guarded) -> None:
     tokens = TokensFile(guarded.data)
     token, secret = tokens.create(Clock().now(), role="consumer", queues=["held"])
