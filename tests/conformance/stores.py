@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from millpond.store.base import Chunk, Registry, Stores, Turn
-from millpond.store.bulk import BULK_BYTES_MIN
 from millpond.store.memory import MemoryRegistry, MemoryStores
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
 from tests.postgres.scoped import scoped_stores
@@ -33,13 +32,14 @@ class Backend:
         return self.name
 
 
-def sqlite_stores(path: Path, bulk_bytes_min: int = BULK_BYTES_MIN) -> Stores:
-    return SqliteStores(path, reserve_bytes=RESERVE_BYTES, bulk_bytes_min=bulk_bytes_min)
+def sqlite_stores(path: Path, **ways: Any) -> Stores:
+    return SqliteStores(path, reserve_bytes=RESERVE_BYTES, **ways)
 
 
 BACKENDS = [
     Backend("memory", lambda _: MemoryStores(), lambda _: MemoryRegistry(), survives_restart=False, exclusive=False),
     Backend("sqlite", sqlite_stores, SqliteRegistry),
+    Backend("log", lambda path: sqlite_stores(path, turns_before=0), SqliteRegistry, slow=True),
     Backend("bulk", lambda path: sqlite_stores(path, bulk_bytes_min=1), SqliteRegistry, slow=True),
     Backend("postgres", scoped_stores, SqliteRegistry, exclusive=False, slow=True),
 ]

@@ -69,13 +69,13 @@ def test_a_file_of_a_newer_version_is_refused(store: Store, file: Path) -> None:
 def test_a_file_is_brought_up_to_date_step_by_step(store: Store, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.commit(turn(1))
     store.close()
-    steps = {"partition_3": "ALTER TABLE doc ADD COLUMN a", "partition_4": "ALTER TABLE doc ADD COLUMN b"}
+    steps = {"partition_4": "ALTER TABLE doc ADD COLUMN a", "partition_5": "ALTER TABLE doc ADD COLUMN b"}
     monkeypatch.setattr(sqlite, "SQL", {**sqlite.SQL, **steps})
     monkeypatch.setattr(sqlite, "PARTITION_UPGRADES", (*sqlite.PARTITION_UPGRADES, *steps))
     assert [row.turn for row in store.recover().rows] == [1]
     store.close()
     connection = apsw.Connection(str(file))
-    assert connection.pragma("user_version") == 4
+    assert connection.pragma("user_version") == 5
     assert [column[1] for column in connection.execute("PRAGMA table_info(doc)")] == ["number", "body", "a", "b"]
     connection.close()
 

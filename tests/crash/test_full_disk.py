@@ -11,17 +11,19 @@ from random import Random
 import pytest
 
 from millpond.model import QueueDefinition, QueueSettings
-from millpond.store import sqlite
+from millpond.store import sqlite, turnlog
 from millpond.store.base import Chunk, Recovered, Store, StoreFailed, StoreFull, Stores, Turn
-from millpond.store.bulk import BULK_BYTES_MIN
 from millpond.store.memory import MemoryStores
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
 from tests.crash.fulldisk import FullDisk, full_disk
 from tests.seeds import seeds
 
 QUOTA = 8 << 20
-RESERVE_BYTES = 2 << 20
+SCALE = 4  # everything is that much smaller than it really is
+RESERVE_BYTES = sqlite.RESERVE_BYTES // SCALE
 BODY_BYTES = 200_000
+SLOW = pytest.mark.slow
+WAYS: list[dict[str, int]] = [{}, {"bulk_bytes_min": 1}, {"turns_before": 0}]
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +34,10 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
         yield made
 
 
-@pytest.fixture(params=[pytest.param(BULK_BYTES_MIN, id="tables"), pytest.param(1, id="bulk", marks=pytest.mark.slow)])
-def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
-    return SqliteStores(tmp_path, reserve_bytes=RESERVE_BYTES, bulk_bytes_min=request.param)
+@pytest.fixture(params=[pytest.param(ways, id="-".join(ways) or "tables", marks=SLOW if ways else ()) for ways in WAYS])
+def stores(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
+    monkeypatch.setattr(turnlog, "FILE_BYTES", turnlog.FILE_BYTES // SCALE)
+    return SqliteStores(tmp_path, reserve_bytes=RESERVE_BYTES, **request.param)
 
 
 @pytest.fixture

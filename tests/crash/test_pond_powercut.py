@@ -18,6 +18,7 @@ from millpond.service.manager import QueuesManager
 from millpond.service.service import Service
 from millpond.store.bulk import BULK_BYTES_MIN
 from millpond.store.sqlite import SqliteRegistry, SqliteStores
+from millpond.store.turnlog import TURNS_BEFORE
 from tests.crash.powercut import PowerCutDisk, power_cut_vfs
 
 SEEDS = 12
@@ -72,8 +73,8 @@ async def live(root: Path, durability: str, random: Random) -> tuple[SignallingD
     disk, told = SignallingDisk(root), Told()
     with power_cut_vfs(disk) as vfs:
         clock = ManualClock()  # no deadline comes: who waits for the dead disk waits until it is all over
-        in_bulk = random.choice([1, BULK_BYTES_MIN])
-        stores = SqliteStores(root, vfs=vfs, reserve_bytes=RESERVE_BYTES, bulk_bytes_min=in_bulk)
+        ways = {"bulk_bytes_min": random.choice([1, BULK_BYTES_MIN]), "turns_before": random.choice([0, TURNS_BEFORE])}
+        stores = SqliteStores(root, vfs=vfs, reserve_bytes=RESERVE_BYTES, **ways)
         manager = QueuesManager(SqliteRegistry(root, vfs=vfs), {"default": stores}, clock, random)
         service = Service(manager, clock)
         await manager.open()

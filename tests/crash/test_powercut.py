@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from millpond.store import bulk, sqlite
+from millpond.store import bulk, sqlite, turnlog
 from millpond.store.base import Chunk, Recovered, Store, StoreFailed, Stores, Trim, Turn
 from millpond.store.memory import MemoryStores
 from millpond.store.sqlite import SqliteStores
@@ -82,9 +82,9 @@ def last_turn(recovered: Recovered) -> int:
 
 
 @contextmanager
-def stores_on(disk: PowerCutDisk, bulk_bytes_min: int = bulk.BULK_BYTES_MIN) -> Iterator[Stores]:
+def stores_on(disk: PowerCutDisk, **ways: int) -> Iterator[Stores]:
     with power_cut_vfs(disk) as vfs:
-        yield SqliteStores(disk.root, vfs=vfs, reserve_bytes=RESERVE_BYTES, bulk_bytes_min=bulk_bytes_min)
+        yield SqliteStores(disk.root, vfs=vfs, reserve_bytes=RESERVE_BYTES, **ways)
 
 
 def live(store: Store, work: Work) -> int:
@@ -122,13 +122,18 @@ def losses(seed: int, durability: str, path: Path, monkeypatch: pytest.MonkeyPat
     random = Random(seed)
     monkeypatch.setattr(sqlite, "CHECKPOINT_PAGES", random.choice([20, 60, 300]))
     monkeypatch.setattr(bulk, "FILE_BYTES_MAX", random.choice([1, 50_000, 500_000]))
-    bulk_bytes_min = random.choice([1, 10_000, bulk.BULK_BYTES_MIN])
+    monkeypatch.setattr(turnlog, "FILE_BYTES", random.choice([10_000, 150_000]))
+    monkeypatch.setattr(turnlog, "TURNS_MAX", random.choice([2, 128]))
+    ways = {
+        "bulk_bytes_min": random.choice([1, 10_000, bulk.BULK_BYTES_MIN]),
+        "turns_before": random.choice([0, 3, turnlog.TURNS_BEFORE]),
+    }
     work, root, known = Work(random), path / "life-0", 0
     root.mkdir(parents=True)
     for number in range(1, LIVES + 1):
         disk = PowerCutDisk(root)
         disk.operations_left = random.choice([random.randrange(1, 30), random.randrange(1, 600)])
-        with stores_on(disk, bulk_bytes_min) as stores:
+        with stores_on(disk, **ways) as stores:
             known = max(known, live(stores.open("incarnation", 0, durability), work))
         root = path / f"life-{number}"
         root.mkdir()
@@ -150,16 +155,16 @@ def test_relaxed_durability_loses_turns_but_tears_none(tmp_path: Path, monkeypat
     assert max(lost) > 0
 
 
-@pytest.mark.parametrize("bulk_bytes_min", [1, bulk.BULK_BYTES_MIN])
+@pytest.mark.parametrize("ways", [{}, {"bulk_bytes_min": 1}, {"turns_before": 0}], ids=str)
 @pytest.mark.parametrize("seed", range(5))
 def test_what_recover_finds_after_a_failed_sync_survives_a_power_cut(
-    seed: int, bulk_bytes_min: int, tmp_path: Path
+    seed: int, ways: dict[str, int], tmp_path: Path
 ) -> None:
     random = Random(seed)
     work, root = Work(random), tmp_path / "before"
     root.mkdir()
     disk = PowerCutDisk(root)
-    with stores_on(disk, bulk_bytes_min) as stores:
+    with stores_on(disk, **ways) as stores:
         store = stores.open("incarnation", 0, "full")
         store.recover()
         for _ in range(5):

@@ -16,13 +16,12 @@ from pathlib import Path
 import msgspec
 
 from millpond.store.base import Chunk, Turn
-from millpond.store.disk import PRIVATE_FILE, bytes_of, sync_directory
+from millpond.store.disk import PRIVATE_FILE, bytes_of, sync_directory, write_all
 
 BULK_SUFFIX = "-bulk-"  # with a number after it, of the files of a database
 BULK_BYTES_MIN = 512 << 10  # a turn with less loses more by the second sync than it saves
 FILE_BYTES_MAX = 32 << 20  # then the next one is begun, so that the oldest can go while others are in use
 SPARSE_SHARE = 4  # a file of which less than a fourth is in use is emptied into the newest
-BUFFERS_MAX = 1024  # that the system takes at a time
 
 
 class Extent(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -209,14 +208,3 @@ class BulkFiles:
                 with suppress(OSError):  # the turn is committed; the next one that drops something looks again
                     if used < bytes_of(self._path(file)) // SPARSE_SHARE:
                         self._sparse.add(file)
-
-
-def write_all(descriptor: int, buffers: Sequence[bytes], place: int) -> None:
-    left: list[bytes | memoryview] = list(buffers)
-    while left:
-        written = os.pwritev(descriptor, left[:BUFFERS_MAX], place)
-        place += written
-        while left and written >= len(left[0]):
-            written -= len(left.pop(0))
-        if written:
-            left[0] = memoryview(left[0])[written:]

@@ -9,12 +9,14 @@ import math
 import os
 import resource
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-FILES_A_PARTITION = 3  # its file twice, and the log
+FILES_A_PARTITION = 4  # its file twice, SQLite's log and the log of turns
 PRIVATE, PRIVATE_FILE = 0o700, 0o600  # modes: whoever can read the files can read every payload
 NO_FILES = (errno.EMFILE, errno.ENFILE)
+BUFFERS_MAX = 1024  # that the system takes at a time
 
 
 def partitions_max() -> float:
@@ -67,6 +69,17 @@ def bytes_of(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def write_all(descriptor: int, buffers: Sequence[bytes], place: int) -> None:
+    left: list[bytes | memoryview] = list(buffers)
+    while left:
+        written = os.pwritev(descriptor, left[:BUFFERS_MAX], place)
+        place += written
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = memoryview(left[0])[written:]
 
 
 class Reserve:

@@ -1,9 +1,9 @@
-"""Stores in SQLite: a file a partition, with others beside it for what comes in bulk, and one statement a turn.
+"""Stores in SQLite: a file a partition, with others beside it for what comes often and for what comes in bulk.
 
-A whole turn is one INSERT into a temporary view, whose trigger (see sqlite.sql) writes the tables: into a small view if
-the turn is like most, into a large one if not. So a commit is one call and one transaction of its own: it gives up the
-GIL once, and there is nothing to roll back by hand. Each file has one connection, which holds the file's lock for as
-long as it is open.
+The turns of a busy partition gather in a log of their own, see turnlog.py, and the tables take many of them at a time.
+What the tables take is one INSERT into a temporary view, whose trigger (see sqlite.sql) writes them: a small view if it
+is a turn like most, a large one if not. So it is one call and one transaction of its own: it gives up the GIL once, and
+there is nothing to roll back by hand. Each file has one connection, which holds its lock for as long as it is open.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from millpond.store.disk import (
     out_of_files,
     sync_directory,
 )
+from millpond.store.turnlog import TURNS_BEFORE, TURNS_SUFFIX, Gathered, Row, TurnLog
 
 PAGE_BYTES = 8192  # measured: a chunk of 100 small items is three pages
 CHECKPOINT_PAGES = 2000  # 16 MB of log between checkpoints
@@ -54,7 +55,7 @@ NO_DROPS = (None,) * PLAIN_DROPS_MAX
 SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # Step n brings a file of version n to n + 1; a new file is of version 0.
-PARTITION_UPGRADES = ("partition_1", "partition_2")
+PARTITION_UPGRADES = ("partition_1", "partition_2", "partition_3")
 REGISTRY_UPGRADES = ("registry_1", "registry_2", "registry_3")
 
 
@@ -207,19 +208,31 @@ class SqliteStore:
     blocking = True
 
     def __init__(
-        self, path: Path, durability: str, reserve: Reserve, vfs: str | None, bulk_bytes_min: int = BULK_BYTES_MIN
+        self,
+        path: Path,
+        durability: str,
+        reserve: Reserve,
+        vfs: str | None,
+        bulk_bytes_min: int = BULK_BYTES_MIN,
+        turns_before: int = TURNS_BEFORE,
     ) -> None:
+        """A turn goes into the log only after `turns_before` others since it was opened."""
         self._path = path
         self._durability = durability
         self._reserve = reserve
         self._vfs = vfs
         self._bulk = BulkFiles(path, bulk_bytes_min, durable=durability == "full")
+        self._log = TurnLog(path)
+        self._turns_before = turns_before
+        self._turns_to_log = turns_before  # so many more until there is one
+        self._gathered = Gathered()
         self._connection: apsw.Connection | None = None
         self._last_turn = 0
         self._snapshot_turn = 0
         self._total = 0  # bytes of events so far
         self._descriptor: int | None = None  # of the file, to allocate room in it
         self._room_pages = 0  # that turns can surely still add to the file without its growing
+        self._gathered_pages = 0  # that those which the tables lack will add
         self._logged_pages = 0  # since the last checkpoint, at most
 
     def recover(self) -> Recovered:
@@ -234,9 +247,15 @@ class SqliteStore:
             recovered = self._read_state(connection)
             self._bulk.load([Extent(*row) for row in connection.execute(SQL["extents"])])
             self._total = connection.execute(SQL["journal_total"]).get
-        self._room_pages = self._logged_pages = 0
-        self._snapshot_turn = recovered.snapshot_turn
-        self._last_turn = recovered.rows[-1].turn if recovered.rows else recovered.snapshot_turn
+            self._room_pages = self._logged_pages = self._gathered_pages = 0
+            self._snapshot_turn = recovered.snapshot_turn
+            self._last_turn = recovered.rows[-1].turn if recovered.rows else recovered.snapshot_turn
+            self._gathered = Gathered()
+            self._turns_to_log = self._turns_before
+            for turn in self._log.load(self._last_turn):
+                self._gather(turn, pages_of(turn, turn.chunks))
+                self._count(turn, self._snapshot_turn)
+        recovered.rows += [row.journalled() for row in self._gathered.rows]
         return recovered
 
     def commit(self, turn: Turn) -> None:
@@ -244,48 +263,43 @@ class SqliteStore:
         if turn.number != self._last_turn + 1:
             self.close()
             raise StoreFailed(f"{self._path}: turn {turn.number} cannot follow {self._last_turn}; recover, then go on")
-        total = self._total + len(turn.events)
         snapshot_turn = self._snapshot_turn if turn.snapshot is None else turn.number
         try:
-            share = self._bulk.take(turn, tidy=self._reserve.held)
-            pages = pages_of(turn, share)
-            if self._room_pages < pages:
-                self._make_room(connection, pages)
-            if is_plain(turn, share):
-                connection.execute(SQL["commit_plain"], plain_bindings_of(turn, share, total))
-            else:
-                connection.execute(SQL["commit"], bindings_of(turn, share, total, snapshot_turn))
+            if not self._write_log(connection, turn):
+                self._write_tables(connection, turn, snapshot_turn)
         except Exception as problem:
             raise self._failed_commit(turn.number, problem) from problem
         except BaseException:
             self._abandon()
             raise
-        self._last_turn, self._total, self._snapshot_turn = turn.number, total, snapshot_turn
-        self._bulk.taken(share)
-        self._room_pages -= pages
-        self._logged_pages += pages + len(turn.chunk_drops) + len(turn.doc_drops)
-        if self._logged_pages >= (CHECKPOINT_PAGES if self._reserve.held else CHECKPOINT_PAGES_RELIEVED):
-            self._checkpoint(connection)
+        self._count(turn, snapshot_turn)
 
     def read(self, chunks: Sequence[int], docs: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         connection = self._open_connection()
+        bodies, chunks = self._gathered.read_chunks(chunks)
+        found, docs = self._gathered.read_docs(docs)
         with self._failing():
-            bodies = self._bulk.read(chunks)
+            bodies.update(self._bulk.read(chunks))
             others = [first for first in chunks if first not in bodies]
             if others:
                 bodies.update(connection.execute(SQL["read_chunks"], (json_array(others),)))
-            return bodies, dict(connection.execute(SQL["read_docs"], (json_array(docs),))) if docs else {}
+            if docs:
+                found.update(connection.execute(SQL["read_docs"], (json_array(docs),)))
+        return bodies, found
 
     def journal(self, after: int, limit: int) -> list[JournalRow]:
         connection = self._open_connection()
         with self._failing():
-            return journal_rows(connection.execute(SQL["journal_page"], (after, limit)))
+            rows = journal_rows(connection.execute(SQL["journal_page"], (after, limit)))
+        gathered = [row.journalled() for row in self._gathered.rows if row.turn > after]
+        return rows + gathered[: limit - len(rows)]
 
     def ended(self, low: int, high: int, since: int) -> Iterator[JournalRow]:
         """No statement stays open between rows: it would keep the log from being reused."""
         connection = self._open_connection()
         with self._failing():
             turns = connection.execute(SQL["journal_ended"], (since, low, high)).fetchall()
+        yield from self._gathered.ended(low, high, since)
         for turn in turns:
             with self._failing():
                 rows = journal_rows(self._open_connection().execute(SQL["journal_row"], turn))
@@ -298,7 +312,8 @@ class SqliteStore:
         return self._reserve.take()
 
     def size(self) -> int:
-        return sum(bytes_of(file) for file in (self._path, log_of(self._path))) + self._bulk.size()
+        tables = sum(bytes_of(file) for file in (self._path, log_of(self._path)))
+        return tables + self._log.size() + self._bulk.size()
 
     def check(self) -> list[str]:
         connection = self._open_connection()
@@ -313,6 +328,7 @@ class SqliteStore:
 
     def close(self) -> None:
         if self._connection is not None and self._descriptor is not None:
+            self._empty_log(self._connection)
             self._give_back_room(self._connection, self._descriptor)
         self._abandon()
 
@@ -323,6 +339,7 @@ class SqliteStore:
         connection, self._connection = self._connection, None
         if connection is not None:
             close_quietly(connection)
+        self._log.close()
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)  # last: with any descriptor of a file, a process loses all its locks on it
@@ -364,11 +381,88 @@ class SqliteStore:
         except (apsw.Error, OSError, StoreFailed):
             return unknown
         try:
-            return int(connection.execute(SQL["last_turn"]).get)
-        except apsw.Error:
+            last = int(connection.execute(SQL["last_turn"]).get)
+            return last + len(self._log.load(last))
+        except (apsw.Error, OSError, StoreFailed):
             return unknown
         finally:
+            self._log.close()
             close_quietly(connection)
+
+    def _count(self, turn: Turn, snapshot_turn: int) -> None:
+        self._last_turn, self._snapshot_turn = turn.number, snapshot_turn
+        self._total += len(turn.events)
+
+    def _write_log(self, connection: apsw.Connection, turn: Turn) -> bool:
+        """Whether it could go there. Room for it in the tables is made first: they must have it one day."""
+        if not self._log.made or not self._reserve.held:
+            return False
+        pages = pages_of(turn, turn.chunks)
+        if self._room_pages < pages:
+            self._make_room(connection, pages)
+        if not self._log.write(turn):
+            return False
+        self._gather(turn, pages)
+        return True
+
+    def _gather(self, turn: Turn, pages: int) -> None:
+        self._gathered.add(turn, self._total + len(turn.events))
+        self._gathered_pages += pages
+        self._room_pages -= pages
+
+    def _write_tables(self, connection: apsw.Connection, turn: Turn, snapshot_turn: int) -> None:
+        """With all that has gathered before it, as one."""
+        total = self._total + len(turn.events)
+        if self._gathered.rows:
+            self._gathered.add(turn, total)
+            turn = self._gathered.as_one()
+        self._insert(connection, turn, total, snapshot_turn)
+        if self._logged_pages >= (CHECKPOINT_PAGES if self._reserve.held else CHECKPOINT_PAGES_RELIEVED):
+            self._checkpoint(connection)
+        if self._log.made:
+            self._log_is_taken()
+        else:
+            self._make_log()
+
+    def _insert(self, connection: apsw.Connection, turn: Turn, total: int, snapshot_turn: int) -> None:
+        earlier = self._gathered.rows[:-1]
+        share = self._bulk.take(turn, tidy=self._reserve.held)
+        pages = pages_of(turn, share.chunks) + sum([len(row.events) for row in earlier]) // PAGE_BYTES
+        more = pages - self._gathered_pages
+        if self._room_pages < more:
+            self._make_room(connection, more)
+        if not earlier and is_plain(turn, share):
+            connection.execute(SQL["commit_plain"], plain_bindings_of(turn, share, total))
+        else:
+            connection.execute(SQL["commit"], bindings_of(turn, share, total, snapshot_turn, earlier))
+        self._bulk.taken(share)
+        self._room_pages -= more
+        self._logged_pages += pages + len(turn.chunk_drops) + len(turn.doc_drops)
+        self._gathered, self._gathered_pages = Gathered(), 0
+
+    def _log_is_taken(self) -> None:
+        if self._durability != "full":
+            self._log.close()  # a power cut may undo what the tables took: the next load sees to the file
+        elif self._reserve.held:
+            self._log.begin()
+        else:
+            self._log.remove()
+
+    def _make_log(self) -> None:
+        if self._durability == "full" and self._reserve.held:
+            self._turns_to_log -= 1
+            if self._turns_to_log < 0 and not self._log.make():
+                self._turns_to_log = TURNS_BEFORE
+
+    def _empty_log(self, connection: apsw.Connection) -> None:
+        """Ten thousand queues that sleep should not have such a file each."""
+        try:
+            if self._gathered.rows:
+                self._insert(connection, self._gathered.as_one(), self._total, self._snapshot_turn)
+            if self._durability == "full":
+                self._log.remove()
+        except (apsw.Error, OSError):
+            pass  # the next opening reads it
 
     def _read_state(self, connection: apsw.Connection) -> Recovered:
         turn, state = connection.execute(SQL["snapshot"]).get or (0, None)
@@ -386,7 +480,7 @@ class SqliteStore:
         assert self._descriptor is not None
         used, free = connection.execute(SQL["pages"]).get
         size = os.fstat(self._descriptor).st_size // PAGE_BYTES
-        self._room_pages = size - used + free
+        self._room_pages = size - used + free - self._gathered_pages
         missing = pages - self._room_pages
         if missing > 0:
             ahead = min(GROW_PAGES_MAX, max(GROW_PAGES_MIN, used // 2)) if self._reserve.held else 0
@@ -430,14 +524,14 @@ class SqliteStore:
                 # It copies before it frees; another time.
 
 
-def pages_of(turn: Turn, share: Share) -> int:
+def pages_of(turn: Turn, chunks: Sequence[Chunk]) -> int:
     """At most so many pages come into use with a turn, be it that nothing is freed before it is written anew."""
     size = len(turn.events) + len(turn.snapshot or b"")
-    for chunk in share.chunks:
+    for chunk in chunks:
         size += len(chunk.body)
     for doc in turn.docs.values():
         size += len(doc)
-    return size // PAGE_BYTES + 2 * len(share.chunks) + len(turn.docs) + TREE_PAGES_MAX
+    return size // PAGE_BYTES + 2 * len(chunks) + len(turn.docs) + TREE_PAGES_MAX
 
 
 def journal_rows(cursor: Iterable[Any]) -> list[JournalRow]:
@@ -461,8 +555,10 @@ def plain_bindings_of(turn: Turn, share: Share, total: int) -> tuple[Any, ...]:
     return turn.number, turn.at, ended_lo, ended_hi, total, turn.events, first, count, body, *drops
 
 
-def bindings_of(turn: Turn, share: Share, total: int, snapshot_turn: int) -> tuple[Any, ...]:
-    """The columns of the view, in order."""
+def bindings_of(
+    turn: Turn, share: Share, total: int, snapshot_turn: int, earlier: Sequence[Row] = ()
+) -> tuple[Any, ...]:
+    """The columns of the view, in order. `earlier` are rows of turns that it is one with."""
     ended_lo, ended_hi = turn.ended or (None, None)
     trim = turn.trim
     return (
@@ -476,13 +572,14 @@ def bindings_of(turn: Turn, share: Share, total: int, snapshot_turn: int) -> tup
         turn.snapshot,
         *((trim.before_at, trim.keep_bytes, min(trim.keep_from, snapshot_turn)) if trim else (None, None, None)),
         TRIM_ROWS_MAX,
+        *pack([row[:-1] for row in earlier], [row.events for row in earlier]),
     )
 
 
 class SqliteStores:
     """`<directory>/queues/<incarnation>/<partition>.db`, a `decisions.db` there, and the reserve beside them.
 
-    A partition's files of bulk are `<partition>.db-bulk-1`, and so on.
+    A partition's log of turns is `<partition>.db-turns`, its files of bulk are `<partition>.db-bulk-1`, and so on.
     """
 
     def __init__(
@@ -491,15 +588,17 @@ class SqliteStores:
         vfs: str | None = None,
         reserve_bytes: int = RESERVE_BYTES,
         bulk_bytes_min: int = BULK_BYTES_MIN,
+        turns_before: int = TURNS_BEFORE,
     ) -> None:
         self._directory = directory.absolute()
         self._vfs = vfs
         self._bulk_bytes_min = bulk_bytes_min
+        self._turns_before = turns_before
         self._reserve = Reserve(self._directory / "reserve", reserve_bytes)
 
     def open(self, incarnation: str, partition: int, durability: str) -> Store:
         path = self._path(incarnation, partition)
-        return SqliteStore(path, durability, self._reserve, self._vfs, self._bulk_bytes_min)
+        return SqliteStore(path, durability, self._reserve, self._vfs, self._bulk_bytes_min, self._turns_before)
 
     def _path(self, incarnation: str, partition: int) -> Path:
         name = "decisions" if partition == META_PARTITION else str(partition)
@@ -516,7 +615,7 @@ class SqliteStores:
         names = None if partitions is None else {str(partition) for partition in partitions}
         for path in folder.iterdir():
             name, _, suffix = path.name.partition(".db")
-            ours = suffix in ("", "-wal", "-journal") or suffix.startswith(BULK_SUFFIX)
+            ours = suffix in ("", "-wal", "-journal", TURNS_SUFFIX) or suffix.startswith(BULK_SUFFIX)
             if ours and (names is None or name in names):
                 path.unlink(missing_ok=True)
         sync_directory(folder)

@@ -30,6 +30,9 @@ CREATE TABLE bulk (
     bytes INTEGER NOT NULL
 );
 
+-- name: partition_3
+-- Version 3 has a log of turns beside it, which the tables may lack: who does not know it must not open the file.
+
 -- name: registry_1
 -- Version 1 of the registry's file: `definition` is a QueueDefinition in MessagePack.
 CREATE TABLE queue (name TEXT PRIMARY KEY, definition BLOB NOT NULL) WITHOUT ROWID;
@@ -66,9 +69,17 @@ CREATE TEMP VIEW turn AS SELECT
     NULL AS doc_bodies,
     NULL AS doc_drops,      -- JSON: [number, ...]
     NULL AS snapshot,
-    NULL AS trim_before_at, NULL AS trim_keep_bytes, NULL AS trim_keep_from, NULL AS trim_rows_max;
+    NULL AS trim_before_at, NULL AS trim_keep_bytes, NULL AS trim_keep_from, NULL AS trim_rows_max,
+    NULL AS earlier,        -- JSON: [[turn, at, ended_lo, ended_hi, total, place in earlier_events from 1, bytes], ...]
+    NULL AS earlier_events;
 -- What the INSERT does; a column that is NULL does nothing.
 CREATE TEMP TRIGGER turn_commit INSTEAD OF INSERT ON turn BEGIN
+    -- The turns that it is one with.
+    INSERT INTO journal
+        SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
+            substr(new.earlier_events, value ->> 5, value ->> 6)
+        FROM json_each(new.earlier) WHERE new.earlier IS NOT NULL;
+    -- And itself.
     INSERT INTO journal VALUES (new.number, new.at, new.ended_lo, new.ended_hi, new.total, new.events);
     -- New chunks, and those that replace one.
     INSERT OR REPLACE INTO chunk
@@ -136,7 +147,7 @@ END;
 INSERT INTO turn VALUES (
     ?, ?, ?, ?, ?, ?, ?,
     ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 );
 
 -- name: commit_plain

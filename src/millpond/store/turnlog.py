@@ -1,0 +1,231 @@
+"""Turns on their way into a partition's tables: a file beside the database that is written over, round after round.
+
+SQLite writes a turn page by page, with work around it that takes as long as the disk's sync. Here a turn is one record,
+written and synced. The tables take all that has gathered, as one turn, when the file is full; what was stored and
+dropped in between never gets there.
+
+A record counts if its checksum is right and its turn follows the one before it, the first one the tables' last. Turns
+only grow, so whatever an earlier round left behind counts for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from millpond.store.base import Chunk, JournalRow, StoreFailed, Turn
+from millpond.store.disk import PRIVATE_FILE, bytes_of, sync_directory, write_all
+
+TURNS_SUFFIX = "-turns"
+MAGIC = b"millpond turns 1"  # with the version of what follows it
+RECORD = Struct("<II")  # before each turn: its checksum and its bytes
+FILE_BYTES = 2 << 20  # measured: what the tables take at a time then costs little beside the syncs of the turns
+TURN_BYTES_MAX = FILE_BYTES // 8  # a larger turn costs the tables little more
+TURNS_MAX = 128  # bounds what is asked of the tables at a time
+TURNS_BEFORE = 64  # since a partition was opened: one that does little needs no such file
+
+_encode = msgspec.msgpack.Encoder(enc_hook=list).encode  # numbers may come as arrays and ranges
+_decode = msgspec.msgpack.Decoder(Turn).decode
+
+
+class Row(NamedTuple):
+    """Of the table `journal`, in the order of its columns."""
+
+    turn: int
+    at: int
+    ended_lo: int | None
+    ended_hi: int | None
+    total: int
+    events: bytes
+
+    def journalled(self) -> JournalRow:
+        return JournalRow(self.turn, self.at, self.events)
+
+
+def row_of(turn: Turn, total: int) -> Row:
+    ended_lo, ended_hi = turn.ended or (None, None)
+    return Row(turn.number, turn.at, ended_lo, ended_hi, total, turn.events)
+
+
+class Gathered:
+    """What the turns that the tables lack amount to."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._last: Turn | None = None
+        self._chunks: dict[int, Chunk] = {}
+        self._chunk_drops: set[int] = set()
+        self._docs: dict[int, bytes] = {}
+        self._doc_drops: set[int] = set()
+
+    def add(self, turn: Turn, total: int) -> None:
+        self._last = turn
+        self.rows.append(row_of(turn, total))
+        for chunk in turn.chunks:
+            self._chunks[chunk.first] = chunk
+            self._chunk_drops.discard(chunk.first)
+        for first in turn.chunk_drops:
+            self._chunks.pop(first, None)
+            self._chunk_drops.add(first)
+        for number, body in turn.docs.items():
+            self._docs[number] = body
+            self._doc_drops.discard(number)
+        for number in turn.doc_drops:
+            self._docs.pop(number, None)
+            self._doc_drops.add(number)
+
+    def as_one(self) -> Turn:
+        """The turn that was added last, with what all of them amount to."""
+        assert self._last is not None
+        return msgspec.structs.replace(
+            self._last,
+            chunks=list(self._chunks.values()),
+            chunk_drops=list(self._chunk_drops),
+            docs=self._docs,
+            doc_drops=list(self._doc_drops),
+        )
+
+    def read_chunks(self, firsts: Sequence[int]) -> tuple[dict[int, bytes], list[int]]:
+        """The bodies of those that are here, and which of the others may be in the tables."""
+        found = {first: self._chunks[first].body for first in firsts if first in self._chunks}
+        return found, [first for first in firsts if first not in found and first not in self._chunk_drops]
+
+    def read_docs(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], list[int]]:
+        """The same for documents."""
+        found = {number: self._docs[number] for number in numbers if number in self._docs}
+        return found, [number for number in numbers if number not in found and number not in self._doc_drops]
+
+    def ended(self, low: int, high: int, since: int) -> list[JournalRow]:
+        """As a store's `ended`."""
+        return [
+            row.journalled()
+            for row in reversed(self.rows)
+            if row.at >= since and row.ended_lo is not None and row.ended_hi is not None
+            if row.ended_lo <= high and row.ended_hi >= low
+        ]
+
+
+class TurnLog:
+    """The file of one partition. It is made when there is much to do, and removed when the tables have all of it."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._path = database.with_name(database.name + TURNS_SUFFIX)
+        self._descriptor: int | None = None
+        self._end = self._turns = 0  # of this round
+
+    @property
+    def made(self) -> bool:
+        return self._descriptor is not None
+
+    def load(self, after: int) -> list[Turn]:
+        """The turns after the tables' last one, durable even if the sync of one had failed. Raises OSError."""
+        self.close()
+        if not self._path.exists():
+            return []
+        data = self._path.read_bytes()
+        turns: list[Turn] = []
+        for turn, end in records_of(data):
+            if turn.number != after + 1 + len(turns):
+                break
+            turns.append(turn)
+            self._end = end
+        if not turns:
+            self._refuse_later_turns(data, after)
+            self.remove()
+            return []
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        write_all(self._descriptor, [data], 0)  # see write_again in sqlite.py
+        os.fdatasync(self._descriptor)
+        self._turns = len(turns)
+        return turns
+
+    def make(self) -> bool:
+        """False if that cannot be done now."""
+        with suppress(OSError):
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
+            try:
+                # Written whole, as a sync that has to allocate takes twice as long.
+                write_all(descriptor, [MAGIC, bytes(FILE_BYTES - len(MAGIC))], 0)
+                os.fsync(descriptor)
+                sync_directory(self._path.parent)
+            except OSError:
+                os.close(descriptor)
+                self.remove()
+                raise
+            self._descriptor = descriptor
+            self.begin()
+            return True
+        return False
+
+    def write(self, turn: Turn) -> bool:
+        """Durably. False: it is not for this file, or does not fit. Raises OSError; then nobody knows."""
+        if self._descriptor is None or self._turns >= TURNS_MAX or not is_small(turn):
+            return False
+        data = _encode(turn)
+        end = self._end + RECORD.size + len(data)
+        if end > FILE_BYTES:
+            return False
+        write_all(self._descriptor, [RECORD.pack(crc32(data), len(data)), data], self._end)
+        os.fdatasync(self._descriptor)
+        self._end = end
+        self._turns += 1
+        return True
+
+    def begin(self) -> None:
+        """The tables have all that is here: a new round."""
+        self._end, self._turns = len(MAGIC), 0
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        """The tables have all that is here, durably, or there is nothing."""
+        self.close()
+        with suppress(OSError):  # the next load tries again
+            os.unlink(self._path)
+
+    def size(self) -> int:
+        return bytes_of(self._path)
+
+    def _refuse_later_turns(self, data: bytes, after: int) -> None:
+        for turn, _ in records_of(data):
+            if turn.number > after:
+                raise StoreFailed(
+                    f"{self._path} goes on at turn {turn.number}, but {self._database.name} ends at turn {after}; "
+                    "restore both from one copy"
+                )
+            return
+
+
+def is_small(turn: Turn) -> bool:
+    if turn.snapshot is not None or turn.trim is not None:
+        return False
+    size = len(turn.events)
+    for chunk in turn.chunks:
+        size += len(chunk.body)
+    for doc in turn.docs.values():
+        size += len(doc)
+    return size <= TURN_BYTES_MAX
+
+
+def records_of(data: bytes) -> Iterator[tuple[Turn, int]]:
+    """The turns from the beginning of a file to the first that is not whole, each with the place of its end."""
+    end = len(MAGIC)
+    if not data.startswith(MAGIC):
+        return
+    while end + RECORD.size <= len(data):
+        checksum, size = RECORD.unpack_from(data, end)
+        start, end = end + RECORD.size, end + RECORD.size + size
+        if not size or end > len(data) or crc32(data[start:end]) != checksum:
+            return
+        yield _decode(data[start:end]), end
