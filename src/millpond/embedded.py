@@ -26,7 +26,8 @@ from millpond.service.service import Service, lease_request
 from millpond.store.base import DEFAULT, Registry, Stores
 from millpond.store.disk import partitions_max
 from millpond.store.memory import MemoryRegistry, MemoryStores
-from millpond.store.sqlite import SqliteRegistry, SqliteStores
+from millpond.store.sqlite import SqliteStores
+from millpond.store.sqlite_registry import SqliteRegistry
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ import pytest
 
 from millpond.store.base import Chunk, Registry, Stores, Turn
 from millpond.store.memory import MemoryRegistry, MemoryStores
-from millpond.store.sqlite import SqliteRegistry, SqliteStores
+from millpond.store.sqlite import SqliteStores
+from millpond.store.sqlite_registry import SqliteRegistry
 from tests.postgres.scoped import scoped_stores
 
 RESERVE_BYTES = 64 << 10  # small, so that making it costs the suite nothing

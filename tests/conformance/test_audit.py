@@ -9,7 +9,7 @@ import pytest
 
 from millpond.model import AuditEntry, to_datetime
 from millpond.store.base import Registry, StoreFailed
-from millpond.store.sqlite import REGISTRY_UPGRADES, SqliteRegistry
+from millpond.store.sqlite_registry import REGISTRY_UPGRADES, SqliteRegistry
 from tests.conformance.stores import Backend, only
 from tests.conformance.test_registries import definition
 from tests.golden.registry_story import ENTRIES, QUEUES, dumped

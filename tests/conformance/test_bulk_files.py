@@ -12,10 +12,11 @@ from typing import NoReturn
 import apsw
 import pytest
 
-from millpond.store import bulk, sqlite
+from millpond.store import bulk
 from millpond.store.base import Store, StoreFailed, Turn
 from millpond.store.memory import MemoryStores
 from millpond.store.sqlite import SqliteStores
+from millpond.store.sqlite_connections import SQL
 from tests.conformance.stores import RESERVE_BYTES, chunk, turn
 
 LARGE = bytes(300_000)
@@ -249,7 +250,7 @@ def test_a_database_from_before_there_was_bulk_is_used_as_it_is(tmp_path: Path) 
     path = tmp_path / "queues" / "incarnation" / "3.db"
     path.parent.mkdir(parents=True)
     connection = apsw.Connection(str(path))
-    connection.execute(sqlite.SQL["partition_1"])
+    connection.execute(SQL["partition_1"])
     connection.execute(
         "INSERT INTO chunk VALUES (1, 1, x'01'); INSERT INTO journal VALUES (1, 1, NULL, NULL, 1, x'02')"
     )

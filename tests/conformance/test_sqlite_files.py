@@ -11,10 +11,12 @@ import apsw
 import pytest
 
 from millpond.model import QueueDefinition, QueueSettings
-from millpond.store import sqlite
+from millpond.store import sqlite, sqlite_connections
 from millpond.store.base import Chunk, Store, StoreFailed
 from millpond.store.disk import bytes_of
-from millpond.store.sqlite import SqliteRegistry, SqliteStores
+from millpond.store.sqlite import SqliteStores
+from millpond.store.sqlite_connections import LOG_BYTES_MAX, PAGE_BYTES, SQL, log_of
+from millpond.store.sqlite_registry import SqliteRegistry
 from tests.conformance.stores import chunk, turn
 
 RESERVE_BYTES = 1 << 20
@@ -70,7 +72,7 @@ def test_a_file_is_brought_up_to_date_step_by_step(store: Store, file: Path, mon
     store.commit(turn(1))
     store.close()
     steps = {"partition_4": "ALTER TABLE doc ADD COLUMN a", "partition_5": "ALTER TABLE doc ADD COLUMN b"}
-    monkeypatch.setattr(sqlite, "SQL", {**sqlite.SQL, **steps})
+    monkeypatch.setattr(sqlite_connections, "SQL", {**SQL, **steps})
     monkeypatch.setattr(sqlite, "PARTITION_UPGRADES", (*sqlite.PARTITION_UPGRADES, *steps))
     assert [row.turn for row in store.recover().rows] == [1]
     store.close()
@@ -92,8 +94,8 @@ def test_a_damaged_page_is_found(store: Store, file: Path) -> None:
         store.commit(turn(number, events=bytes(1000), chunks=[Chunk(number, 1, bytes(20_000))]))
     store.close()
     data = bytearray(file.read_bytes())
-    for page in range(1, len(data) // sqlite.PAGE_BYTES):
-        data[page * sqlite.PAGE_BYTES : page * sqlite.PAGE_BYTES + 100] = b"\xff" * 100
+    for page in range(1, len(data) // PAGE_BYTES):
+        data[page * PAGE_BYTES : page * PAGE_BYTES + 100] = b"\xff" * 100
     file.write_bytes(data)
     with pytest.raises(StoreFailed, match=r"3\.db is damaged"):
         store.recover()
@@ -205,10 +207,10 @@ def test_a_drained_store_gives_its_room_back_when_it_is_opened_again(
 
 
 def test_a_log_that_a_large_snapshot_blew_up_is_cut_back(store: Store, file: Path) -> None:
-    store.commit(turn(1, snapshot=bytes(2 * sqlite.LOG_BYTES_MAX)))
+    store.commit(turn(1, snapshot=bytes(2 * LOG_BYTES_MAX)))
     for number in range(2, 5):
         store.commit(turn(number))
-    assert bytes_of(sqlite.log_of(file)) <= sqlite.LOG_BYTES_MAX
+    assert bytes_of(log_of(file)) <= LOG_BYTES_MAX
 
 
 def test_destroying_a_queue_removes_its_directory(store: Store, stores: SqliteStores, file: Path) -> None:
@@ -221,8 +223,8 @@ def test_destroying_a_queue_removes_its_directory(store: Store, stores: SqliteSt
 
 
 def test_every_statement_is_used(tmp_path: Path) -> None:
-    source = Path(sqlite.__file__).read_text()
-    assert [name for name in sqlite.SQL if f'"{name}"' not in source] == []
+    source = "".join(path.read_text() for path in Path(sqlite.__file__).parent.glob("sqlite*.py"))
+    assert [name for name in SQL if f'"{name}"' not in source] == []
 
 
 def test_a_turn_that_cannot_be_written_leaves_nothing_of_itself(store: Store) -> None:

@@ -14,7 +14,8 @@ from millpond.model import QueueDefinition, QueueSettings
 from millpond.store import sqlite, turnlog
 from millpond.store.base import Chunk, Recovered, Store, StoreFailed, StoreFull, Stores, Turn
 from millpond.store.memory import MemoryStores
-from millpond.store.sqlite import SqliteRegistry, SqliteStores
+from millpond.store.sqlite import SqliteStores
+from millpond.store.sqlite_registry import SqliteRegistry
 from tests.crash.fulldisk import FullDisk, full_disk
 from tests.seeds import seeds
 

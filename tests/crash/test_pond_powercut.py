@@ -17,7 +17,8 @@ from millpond.errors import MillpondError
 from millpond.service.manager import QueuesManager
 from millpond.service.service import Service
 from millpond.store.bulk import BULK_BYTES_MIN
-from millpond.store.sqlite import SqliteRegistry, SqliteStores
+from millpond.store.sqlite import SqliteStores
+from millpond.store.sqlite_registry import SqliteRegistry
 from millpond.store.turnlog import TURNS_BEFORE
 from tests.crash.powercut import PowerCutDisk, power_cut_vfs
 

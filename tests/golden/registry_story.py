@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import apsw
 
 from millpond.model import AuditEntry, Backoff, PartitionDefinition, QueueDefinition, QueueSettings, to_datetime
-from millpond.store.sqlite import REGISTRY_UPGRADES, SqliteRegistry
+from millpond.store.sqlite_registry import REGISTRY_UPGRADES, SqliteRegistry
 from tests.golden.story import FOLDER
 
 QUEUES = [

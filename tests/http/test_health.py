@@ -16,7 +16,8 @@ from millpond.errors import Unavailable
 from millpond.queue.lane import STALL_MS
 from millpond.service.registry import AGAIN_MS
 from millpond.store.base import StoreFailed, StoreFull, Turn
-from millpond.store.sqlite import SqliteRegistry, SqliteStore
+from millpond.store.sqlite import SqliteStore
+from millpond.store.sqlite_registry import SqliteRegistry
 from tests.http.scrape import Scrape, run
 from tests.service.looks import until
 

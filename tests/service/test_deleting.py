@@ -13,7 +13,8 @@ import pytest
 import millpond
 from millpond import MillpondError, NewItem, Pond, Retry
 from millpond.errors import Conflict, InvalidRequest, NotFound, QueueInUse
-from millpond.store.sqlite import SqliteRegistry, SqliteStores
+from millpond.store.sqlite import SqliteStores
+from millpond.store.sqlite_registry import SqliteRegistry
 from tests.service.looks import DEFAULTS, files_open_below, picture, settings_of, until_parked_async
 
 # ---- delete -----------------------------------------------------------------------------------------------

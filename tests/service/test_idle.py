@@ -22,7 +22,8 @@ from millpond.model import AuditEntry, PartitionDefinition, QueueDefinition, Que
 from millpond.service import manager
 from millpond.service.manager import IDLE_MS, QueuesManager
 from millpond.store.base import StoreFailed
-from millpond.store.sqlite import SqliteRegistry, SqliteStores
+from millpond.store.sqlite import SqliteStores
+from millpond.store.sqlite_registry import SqliteRegistry
 from tests.service.looks import files_open_below, loaded, threads, until, until_parked_async
 
 QUEUES = 10_000
@@ -117,7 +118,7 @@ def test_ten_thousand_queues_are_listed_without_waking_any(tmp_path: Path) -> No
 
 @pytest.fixture
 def room_for_five(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (30, 1_000))  # half for the application, three a partition
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 1_000))  # half for the application, four a partition
 
 
 @pytest.mark.usefixtures("room_for_five")
@@ -205,7 +206,7 @@ def test_queues_that_were_awake_in_a_crash_are_woken_a_few_at_a_time(
             shutil.copytree(tmp_path / "data", crashed)
 
     async def second() -> None:
-        monkeypatch.setattr(resource, "getrlimit", lambda _: (30, 1_000))
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 1_000))
         monkeypatch.setattr(manager, "WAKES_MAX", 2)
         monkeypatch.setattr(QueuesManager, "_start", spying)
         async with AsyncPond(crashed, clock=clock) as pond:

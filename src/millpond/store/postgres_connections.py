@@ -22,7 +22,7 @@ from psycopg.pq import TransactionStatus
 from millpond.store.base import StoreFailed, StoreRefused
 from millpond.store.postgres_errors import STATEMENT_TIMEOUT_S, code_of, describe, kind_of, name_of, parse_url
 from millpond.store.postgres_values import Bodies, BodiesDumper, Numbers, NumbersDumper
-from millpond.store.sqlite import load_statements
+from millpond.store.sqlite_connections import load_statements
 
 CONNECTIONS_MAX = 16  # a commit holds one for a millisecond or so: enough for hundreds of busy partitions
 ANSWER_TIMEOUT_S = 35  # by then the server should have given up by itself: it hangs, or the network is gone

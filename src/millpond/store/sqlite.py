@@ -8,41 +8,35 @@ there is nothing to roll back by hand. Each file has one connection, which holds
 
 from __future__ import annotations
 
-import errno
-import importlib.resources
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
-import msgspec
 
-from millpond.model import AuditEntry, QueueDefinition
 from millpond.store.base import META_PARTITION, Chunk, JournalRow, Recovered, Store, StoreFailed, StoreFull, Turn
 from millpond.store.bulk import BULK_BYTES_MIN, BULK_SUFFIX, BulkFiles, Extent, Share
-from millpond.store.disk import (
-    NO_FILES,
-    PRIVATE,
-    Reserve,
-    bytes_of,
-    make_directory,
-    make_private_file,
-    out_of_files,
-    sync_directory,
+from millpond.store.disk import Reserve, bytes_of, sync_directory
+from millpond.store.sqlite_connections import (
+    CHECKPOINT_PAGES,
+    NO_ROOM,
+    PAGE_BYTES,
+    SQL,
+    close_quietly,
+    connect,
+    describe,
+    is_full,
+    json_array,
+    log_of,
+    pack,
 )
 from millpond.store.turnlog import TURNS_BEFORE, TURNS_SUFFIX, Gathered, Row, TurnLog
 
-PAGE_BYTES = 8192  # measured: a chunk of 100 small items is three pages
-CHECKPOINT_PAGES = 2000  # 16 MB of log between checkpoints
 CHECKPOINT_PAGES_RELIEVED = 100  # when the reserve is given up, many stores' logs must fit into it
-LOG_BYTES_MAX = 2 * CHECKPOINT_PAGES * PAGE_BYTES  # a log that a huge snapshot blew up is cut back to this
 GROW_PAGES_MIN, GROW_PAGES_MAX = 64, 512  # allocated beyond what is needed, by the size of the file: 4 MB at most
 TREE_PAGES_MAX = 2  # that a turn adds to the trees above what it stores, on the average
-CACHE_KIB = 1024  # thousands of partitions are open at a time, and the engine has a cache of its own
-COPY_BYTES = 64 << 10  # a SQLite file takes less than 128 KiB at a time
 TRIM_ROWS_MAX = 2000  # bounds what a trim adds to its commit
 BODY_COLUMNS = 16  # of the view that takes a turn: more than there are chunks in a full request of a batch writer
 RESERVE_BYTES = 8 << 20  # room for the logs of some ten busy partitions on a full disk
@@ -52,154 +46,7 @@ SHRINK_LIVE_BYTES = 16 << 20  # shrinking copies what is live: a tenth of a seco
 NO_CHUNK: tuple[int | None, int | None, bytes | None] = (None, None, None)
 PLAIN_DROPS_MAX = 4  # of the view that takes a plain turn: more than consumers side by side mostly finish at a time
 NO_DROPS = (None,) * PLAIN_DROPS_MAX
-SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# Step n brings a file of version n to n + 1; a new file is of version 0.
 PARTITION_UPGRADES = ("partition_1", "partition_2", "partition_3")
-REGISTRY_UPGRADES = ("registry_1", "registry_2", "registry_3")
-
-
-def load_statements(text: str) -> dict[str, str]:
-    """`-- name: x` opens a statement."""
-    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-SQL = load_statements(importlib.resources.files("millpond.store").joinpath("sqlite.sql").read_text("utf-8"))
-
-# ---- errors -----------------------------------------------------------------------------------------------
-
-
-def is_full(problem: BaseException, connection: apsw.Connection | None) -> bool:
-    """A full disk is an error of its own, but a quota that is used up is any I/O error with a certain errno."""
-    if isinstance(problem, apsw.FullError):
-        return True
-    if isinstance(problem, OSError):
-        return problem.errno in NO_ROOM
-    if connection is None or not isinstance(problem, apsw.IOError | apsw.CantOpenError):
-        return False
-    if getattr(problem, "extendedresult", 0) == apsw.SQLITE_IOERR_FSYNC:
-        return False  # what was written before the sync may stand
-    return connection.system_errno in NO_ROOM
-
-
-def describe(path: Path, problem: BaseException) -> str:
-    if isinstance(problem, apsw.BusyError):
-        return f"{path} is open in another process; stop that one first"
-    if isinstance(problem, apsw.CorruptError | apsw.NotADBError):
-        return f"{path} is damaged ({problem}); restore it from a copy"
-    what = f"{path} could not be used ({type(problem).__name__}: {problem})"
-    if getattr(problem, "errno", None) in NO_FILES or (isinstance(problem, apsw.CantOpenError) and out_of_files()):
-        return f"{what}: too many files are open; raise `ulimit -n`, or use fewer queues at a time"
-    return f"{what}; see to the disk, then try again"
-
-
-# ---- connections ------------------------------------------------------------------------------------------
-
-
-def connect(path: Path, upgrades: Sequence[str], durability: str, vfs: str | None) -> apsw.Connection:
-    """Opens or creates the file, of the newest version, with nothing in it that a power cut could undo."""
-    make_directory(path.parent, PRIVATE)
-    left_unclean = bytes_of(log_of(path)) > 0
-    make_private_file(path)  # its log is as private as it is
-    connection = apsw.Connection(str(path), vfs=vfs)
-    try:
-        connection.pragma("page_size", PAGE_BYTES)
-        connection.pragma("locking_mode", "EXCLUSIVE")  # before the first access: then there is no shared memory
-        connection.pragma("journal_mode", "WAL")
-        connection.pragma("synchronous", SYNCHRONOUS[durability])
-        connection.pragma("journal_size_limit", LOG_BYTES_MAX)
-        connection.pragma("cache_size", -CACHE_KIB)
-        connection.pragma("secure_delete", 0)
-        connection.pragma("temp_store", "MEMORY")
-        upgrade(connection, path, upgrades)
-        if left_unclean:
-            settle(connection, path, vfs)
-    except BaseException:
-        close_quietly(connection)
-        raise
-    return connection
-
-
-def upgrade(connection: apsw.Connection, path: Path, upgrades: Sequence[str]) -> None:
-    version = connection.pragma("user_version")
-    if version > len(upgrades):
-        raise StoreFailed(
-            f"{path} is of version {version}, and this millpond knows {len(upgrades)} at most; upgrade millpond"
-        )
-    if version == 0:  # its name is made durable before anything in it counts
-        sync_directory(path.parent)
-        sync_directory(path.parent.parent)
-    for step in range(version, len(upgrades)):
-        connection.execute(f"BEGIN IMMEDIATE; {SQL[upgrades[step]]}; PRAGMA user_version = {step + 1}; COMMIT")
-
-
-def settle(connection: apsw.Connection, path: Path, vfs: str | None) -> None:
-    """Makes durable what a crash or a failed commit left in the log, which may be in memory only."""
-    try:
-        write_again(log_of(path), vfs)
-        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-    except apsw.Error as problem:
-        if not is_full(problem, connection):
-            raise
-        # The log is synced, if there was no room to move it into the file.
-
-
-def write_again(path: Path, vfs: str | None) -> None:
-    """Writes a file over itself. After a failed sync Linux takes pages for clean that never reached the disk: they
-    can be read, and the next sync succeeds without them. The lock of the database must be held.
-    """
-    file = apsw.VFSFile(vfs or "", str(path), [apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READWRITE, 0])
-    try:
-        size = file.xFileSize()
-        for offset in range(0, size, COPY_BYTES):
-            file.xWrite(file.xRead(min(COPY_BYTES, size - offset), offset), offset)
-        file.xSync(apsw.SQLITE_SYNC_NORMAL)
-    finally:
-        file.xClose()
-
-
-def log_of(path: Path) -> Path:
-    return path.with_name(path.name + "-wal")
-
-
-def close_quietly(connection: apsw.Connection) -> None:
-    """What was acknowledged is durable already; what fails to be tidied up now, the next opening tidies up."""
-    try:
-        connection.close()
-    except apsw.Error:
-        pass
-
-
-def json_array(rows: Sequence[Any]) -> str | None:
-    return msgspec.json.encode(list(rows)).decode() if rows else None
-
-
-def pack(rows: Sequence[tuple[Any, ...]], bodies: Sequence[bytes]) -> tuple[str | None, bytes | None]:
-    """Rows and their bodies as two values: SQLite takes no arrays of blobs that a trigger could read."""
-    if not rows:
-        return None, None
-    index, place = [], 1
-    for row, body in zip(rows, bodies, strict=True):
-        index.append((*row, place, len(body)))
-        place += len(body)
-    return json_array(index), b"".join(bodies)
-
-
-def spread(chunks: Sequence[Chunk]) -> tuple[Any, ...]:
-    """The same for chunks, of which most turns have few: a body with a column of its own is not copied on its way."""
-    bodies: list[bytes | None] = [chunk.body for chunk in chunks[:BODY_COLUMNS]]
-    bodies += [None] * (BODY_COLUMNS - len(bodies))
-    index: list[tuple[int, ...]] = [(chunk.first, chunk.count) for chunk in chunks]
-    others = chunks[BODY_COLUMNS:]
-    place = 1
-    for number, chunk in enumerate(others, BODY_COLUMNS):
-        index[number] += (place, len(chunk.body))
-        place += len(chunk.body)
-    return json_array(index), *bodies, b"".join([chunk.body for chunk in others]) if others else None
-
-
-# ---- the store --------------------------------------------------------------------------------------------
 
 
 class SqliteStore:
@@ -389,13 +236,17 @@ class SqliteStore:
             self._log.close()
             close_quietly(connection)
 
+    @property
+    def _may_log(self) -> bool:
+        return self._durability == "full" and self._reserve.held
+
     def _count(self, turn: Turn, snapshot_turn: int) -> None:
         self._last_turn, self._snapshot_turn = turn.number, snapshot_turn
         self._total += len(turn.events)
 
     def _write_log(self, connection: apsw.Connection, turn: Turn) -> bool:
         """Whether it could go there. Room for it in the tables is made first: they must have it one day."""
-        if not self._log.made or not self._reserve.held:
+        if not self._log.made or not self._may_log:
             return False
         pages = pages_of(turn, turn.chunks)
         if self._room_pages < pages:
@@ -441,15 +292,19 @@ class SqliteStore:
         self._gathered, self._gathered_pages = Gathered(), 0
 
     def _log_is_taken(self) -> None:
-        if self._durability != "full":
-            self._log.close()  # a power cut may undo what the tables took: the next load sees to the file
-        elif self._reserve.held:
+        if self._may_log:
             self._log.begin()
         else:
+            self._let_go_of_log()
+
+    def _let_go_of_log(self) -> None:
+        if self._durability == "full":
             self._log.remove()
+        else:
+            self._log.close()  # a power cut may undo what the tables took: the next load sees to the file
 
     def _make_log(self) -> None:
-        if self._durability == "full" and self._reserve.held:
+        if self._may_log:
             self._turns_to_log -= 1
             if self._turns_to_log < 0 and not self._log.make():
                 self._turns_to_log = TURNS_BEFORE
@@ -459,8 +314,7 @@ class SqliteStore:
         try:
             if self._gathered.rows:
                 self._insert(connection, self._gathered.as_one(), self._total, self._snapshot_turn)
-            if self._durability == "full":
-                self._log.remove()
+            self._let_go_of_log()
         except (apsw.Error, OSError):
             pass  # the next opening reads it
 
@@ -576,6 +430,19 @@ def bindings_of(
     )
 
 
+def spread(chunks: Sequence[Chunk]) -> tuple[Any, ...]:
+    """As `pack`, for chunks, of which most turns have few: a body with a column of its own is not copied on its way."""
+    bodies: list[bytes | None] = [chunk.body for chunk in chunks[:BODY_COLUMNS]]
+    bodies += [None] * (BODY_COLUMNS - len(bodies))
+    index: list[tuple[int, ...]] = [(chunk.first, chunk.count) for chunk in chunks]
+    others = chunks[BODY_COLUMNS:]
+    place = 1
+    for number, chunk in enumerate(others, BODY_COLUMNS):
+        index[number] += (place, len(chunk.body))
+        place += len(chunk.body)
+    return json_array(index), *bodies, b"".join([chunk.body for chunk in others]) if others else None
+
+
 class SqliteStores:
     """`<directory>/queues/<incarnation>/<partition>.db`, a `decisions.db` there, and the reserve beside them.
 
@@ -622,82 +489,3 @@ class SqliteStores:
         if not any(folder.iterdir()):
             folder.rmdir()
             sync_directory(folder.parent)
-
-
-class SqliteRegistry:
-    """`<directory>/meta.db`. While it is open no other process can open it, and so none can use the directory.
-
-    It opens itself, also after an error: a row is written whole, so a `put` that failed can be sent again.
-    """
-
-    def __init__(self, directory: Path, vfs: str | None = None) -> None:
-        self._path = directory.absolute() / "meta.db"
-        self._vfs = vfs
-        self._connection: apsw.Connection | None = None
-
-    def load(self) -> list[QueueDefinition]:
-        decode = msgspec.msgpack.Decoder(QueueDefinition).decode
-        with self._connected() as connection:
-            rows: Iterable[Any] = connection.execute(SQL["registry_load"]).fetchall()
-        try:
-            return [decode(definition) for (definition,) in rows]
-        except msgspec.MsgspecError as problem:
-            raise StoreFailed(
-                f"{self._path} holds a queue that cannot be read ({problem}); upgrade millpond"
-            ) from problem
-
-    def put(self, definitions: Sequence[QueueDefinition], entries: Sequence[AuditEntry] = ()) -> None:
-        encode = msgspec.msgpack.Encoder().encode
-        rows = pack([(one.name,) for one in definitions], [encode(one) for one in definitions])
-        if definitions or entries:
-            self._write([("registry_put", rows)] if definitions else [], entries)
-
-    def remove(self, name: str, incarnation: str = "", entries: Sequence[AuditEntry] = ()) -> None:
-        gone: list[tuple[str, tuple[Any, ...]]] = [("registry_gone_add", (incarnation,))] if incarnation else []
-        self._write([("registry_remove", (name,)), *gone], entries)
-
-    def gone(self, incarnations: Sequence[str]) -> list[str]:
-        with self._connected() as connection:
-            return [one for (one,) in connection.execute(SQL["registry_gone"], (json_array(incarnations),))]
-
-    def audit(self, queue: str, before: int | None, limit: int) -> list[tuple[int, AuditEntry]]:
-        decode = msgspec.msgpack.Decoder(AuditEntry).decode
-        with self._connected() as connection:
-            rows: Iterable[Any] = connection.execute(SQL["audit_page"], (queue, before, limit)).fetchall()
-        try:
-            return [(number, decode(entry)) for number, entry in rows]
-        except msgspec.MsgspecError as problem:
-            raise StoreFailed(
-                f"{self._path} holds an audit entry that cannot be read ({problem}); upgrade millpond"
-            ) from problem
-
-    def _write(self, statements: list[tuple[str, tuple[Any, ...]]], entries: Sequence[AuditEntry]) -> None:
-        """All in one commit. One that fails is rolled back as its connection is closed."""
-        encode = msgspec.msgpack.Encoder().encode
-        if entries:
-            rows = pack([(one.queue,) for one in entries], [encode(one) for one in entries])
-            statements = [*statements, ("audit_add", rows)]
-        with self._connected() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement, bindings in statements:
-                connection.execute(SQL[statement], bindings)
-            connection.execute("COMMIT")
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            close_quietly(connection)
-
-    @contextmanager
-    def _connected(self) -> Iterator[apsw.Connection]:
-        try:
-            if self._connection is None:
-                self._connection = connect(self._path, REGISTRY_UPGRADES, "full", self._vfs)
-            yield self._connection
-        except (apsw.Error, OSError) as problem:
-            full = is_full(problem, self._connection)
-            self.close()
-            raise (StoreFull if full else StoreFailed)(describe(self._path, problem)) from problem
-        except BaseException:
-            self.close()
-            raise

@@ -1,4 +1,4 @@
--- Every statement of store/sqlite.py. `-- name:` opens one; the line under it says what it is for.
+-- Every statement of store/sqlite.py and store/sqlite_registry.py. `-- name:` opens one; the line under it says what it is for.
 
 -- name: partition_1
 -- Version 1 of a partition's file begins here: items, packed as a producing turn wrote them.

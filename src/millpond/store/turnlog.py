@@ -142,7 +142,7 @@ class TurnLog:
             self.remove()
             return []
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        write_all(self._descriptor, [data], 0)  # see write_again in sqlite.py
+        write_all(self._descriptor, [data], 0)  # see write_again in sqlite_connections.py
         os.fdatasync(self._descriptor)
         self._turns = len(turns)
         return turns
