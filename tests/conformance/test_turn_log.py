@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import NoReturn
+from unittest import mock
+from zlib import crc32
 
 import apsw
 import pytest
@@ -19,6 +21,7 @@ from millpond.store.disk import write_all
 from millpond.store.memory import MemoryStores
 from millpond.store.sqlite import SqliteStores
 from tests.conformance.stores import RESERVE_BYTES, chunk, turn
+from tests.crash.fulldisk import FullDisk, full_disk
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "turns-v1.hex"
 
@@ -179,7 +182,7 @@ def test_a_log_that_goes_on_where_the_tables_do_not_end_is_refused(store: Store,
     store.close()
     (folder / "3.db").write_bytes(early)
     (folder / "3.db-turns").write_bytes(log)
-    with pytest.raises(StoreFailed, match=r"3\.db-turns goes on at turn 3, but 3\.db ends at turn 1; restore both"):
+    with pytest.raises(StoreFailed, match=r"3\.db-turns goes on at turn 3, but 3\.db ends at turn 1; restore it and"):
         store.recover()
     assert "3.db-turns" in files(folder)
 
@@ -311,6 +314,73 @@ def test_a_log_of_version_1_is_read(store: Store, folder: Path) -> None:
     assert numbers(store.recover()) == [1, 2, 3]
     assert store.read([1, 20], [7, 8]) == ({20: b"chunk 20"}, {8: b"b"})
     assert [row.turn for row in store.ended(1, 1, 0)] == [3]
+
+
+def beginning(data: bytearray) -> None:
+    data[0] ^= 1
+
+
+def version(data: bytearray) -> None:
+    data[15] += 1
+
+
+def middle(data: bytearray) -> None:
+    data[data.index(b"events of turn 3")] ^= 1
+
+
+def end(data: bytearray) -> None:
+    del data[-1:]
+
+
+def no_turn(data: bytearray) -> None:
+    record = b"\x93\x01\x02\x03"
+    place = turnlog.HEADER.size
+    data[place : place + turnlog.RECORD.size + 4] = turnlog.RECORD.pack(crc32(record), 4) + record
+
+
+@pytest.mark.parametrize("damage", [beginning, version, middle, end, no_turn])
+def test_a_damaged_log_is_refused_and_stays(store: Store, tmp_path: Path, damage: Callable[[bytearray], None]) -> None:
+    for number in range(1, 6):
+        store.commit(turn(number))
+    copy = crashed(tmp_path)
+    log = copy / "queues" / "incarnation" / "3.db-turns"
+    data = bytearray(log.read_bytes())
+    damage(data)
+    log.write_bytes(data)
+    again = open_store(copy)
+    for _ in range(2):
+        with pytest.raises(StoreFailed, match=r"3\.db-turns .*; restore it and 3\.db from one copy"):
+            again.recover()
+        again.close()
+    assert log.read_bytes() == data
+
+
+def test_a_log_that_was_not_made_to_the_end_has_no_turns(store: Store, folder: Path) -> None:
+    store.commit(turn(1))
+    store.close()
+    for data in (b"", b"mill", bytes(1000), turnlog.HEADER.pack(turnlog.MAGIC, 5000) + bytes(10)):
+        (folder / "3.db-turns").write_bytes(data)
+        assert numbers(store.recover()) == [1]
+        store.close()
+
+
+def test_completes_go_on_however_many_documents_they_drop(tmp_path: Path) -> None:
+    """Each may take a page of the tables' log, when the disk is full."""
+    disk = FullDisk(tmp_path, 1 << 40)
+    with full_disk(disk), mock.patch.object(os, "posix_fallocate", disk.allocate):
+        store = SqliteStores(tmp_path, turns_before=0).open("incarnation", 3, "full")
+        store.recover()
+        docs = {number: bytes(500) for number in range(40_000)}
+        store.commit(turn(1, docs=docs, snapshot=b"state"))
+        store.close()
+        store.recover()
+        store.commit(turn(2))
+        for number in range(3, 130):
+            if number == 103:
+                disk.quota -= disk.free()
+                store.relieve(full=True)
+            store.commit(turn(number, doc_drops=range(300 * number, 300 * number + 300)))
+        store.close()
 
 
 @pytest.mark.parametrize("seed", range(8))

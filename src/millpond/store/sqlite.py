@@ -36,6 +36,7 @@ from millpond.store.turnlog import TURNS_BEFORE, TURNS_SUFFIX, Gathered, Row, Tu
 
 CHECKPOINT_PAGES_RELIEVED = 100  # when the reserve is given up, many stores' logs must fit into it
 GROW_PAGES_MIN, GROW_PAGES_MAX = 64, 512  # allocated beyond what is needed, by the size of the file: 4 MB at most
+GATHERED_PAGES_MAX = 256  # that the tables change at a time: on a full disk the log makes as much room as that takes
 TREE_PAGES_MAX = 2  # that a turn adds to the trees above what it stores, on the average
 TRIM_ROWS_MAX = 2000  # bounds what a trim adds to its commit
 BODY_COLUMNS = 16  # of the view that takes a turn: more than there are chunks in a full request of a batch writer
@@ -187,6 +188,7 @@ class SqliteStore:
         if connection is not None:
             close_quietly(connection)
         self._log.close()
+        self._gathered = Gathered()
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)  # last: with any descriptor of a file, a process loses all its locks on it
@@ -213,6 +215,9 @@ class SqliteStore:
             full = is_full(problem, self._connection)
             self._abandon()
             raise (StoreFull if full else StoreFailed)(describe(self._path, problem)) from problem
+        except BaseException:
+            self._abandon()
+            raise
 
     def _failed_commit(self, number: int, problem: Exception) -> StoreFailed:
         """StoreFull promises that nothing was written: only the file itself, opened again, can say so."""
@@ -249,6 +254,9 @@ class SqliteStore:
         if not self._log.made or not self._may_log:
             return False
         pages = pages_of(turn, turn.chunks)
+        drops = self._gathered.drops + len(turn.chunk_drops) + len(turn.doc_drops)
+        if self._gathered_pages + pages + drops > GATHERED_PAGES_MAX:
+            return False
         if self._room_pages < pages:
             self._make_room(connection, pages)
         if not self._log.write(turn):
@@ -278,7 +286,7 @@ class SqliteStore:
     def _insert(self, connection: apsw.Connection, turn: Turn, total: int, snapshot_turn: int) -> None:
         earlier = self._gathered.rows[:-1]
         share = self._bulk.take(turn, tidy=self._reserve.held)
-        pages = pages_of(turn, share.chunks) + sum([len(row.events) for row in earlier]) // PAGE_BYTES
+        pages = pages_of(turn, share.chunks) + 2 * sum([len(row.events) for row in earlier]) // PAGE_BYTES
         more = pages - self._gathered_pages
         if self._room_pages < more:
             self._make_room(connection, more)

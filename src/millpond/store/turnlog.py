@@ -5,13 +5,14 @@ written and synced. The tables take all that has gathered, as one turn, when the
 dropped in between never gets there.
 
 A record counts if its checksum is right and its turn follows the one before it, the first one the tables' last. Turns
-only grow, so whatever an earlier round left behind counts for nothing.
+only grow, so whatever an earlier round left behind counts for nothing. The last record may be torn, as its sync may not
+have ended; whatever else does not fit is damage, and refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -24,7 +25,8 @@ from millpond.store.base import Chunk, JournalRow, StoreFailed, Turn
 from millpond.store.disk import PRIVATE_FILE, bytes_of, sync_directory, write_all
 
 TURNS_SUFFIX = "-turns"
-MAGIC = b"millpond turns 1"  # with the version of what follows it
+MAGIC = b"millpond turns 1"  # with the version of what follows it,
+HEADER = Struct("<16sI")  # and the bytes that the file was made with
 RECORD = Struct("<II")  # before each turn: its checksum and its bytes
 FILE_BYTES = 2 << 20  # measured: what the tables take at a time then costs little beside the syncs of the turns
 TURN_BYTES_MAX = FILE_BYTES // 8  # a larger turn costs the tables little more
@@ -81,6 +83,10 @@ class Gathered:
             self._docs.pop(number, None)
             self._doc_drops.add(number)
 
+    @property
+    def drops(self) -> int:
+        return len(self._chunk_drops) + len(self._doc_drops)
+
     def as_one(self) -> Turn:
         """The turn that was added last, with what all of them amount to."""
         assert self._last is not None
@@ -131,14 +137,11 @@ class TurnLog:
         if not self._path.exists():
             return []
         data = self._path.read_bytes()
-        turns: list[Turn] = []
-        for turn, end in records_of(data):
-            if turn.number != after + 1 + len(turns):
-                break
-            turns.append(turn)
-            self._end = end
+        if self._is_whole(data):
+            turns, self._end = self._read(data, after)
+        else:
+            turns = []
         if not turns:
-            self._refuse_later_turns(data, after)
             self.remove()
             return []
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
@@ -153,7 +156,7 @@ class TurnLog:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
             try:
                 # Written whole, as a sync that has to allocate takes twice as long.
-                write_all(descriptor, [MAGIC, bytes(FILE_BYTES - len(MAGIC))], 0)
+                write_all(descriptor, [HEADER.pack(MAGIC, FILE_BYTES), bytes(FILE_BYTES - HEADER.size)], 0)
                 os.fsync(descriptor)
                 sync_directory(self._path.parent)
             except OSError:
@@ -181,7 +184,7 @@ class TurnLog:
 
     def begin(self) -> None:
         """The tables have all that is here: a new round."""
-        self._end, self._turns = len(MAGIC), 0
+        self._end, self._turns = HEADER.size, 0
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
@@ -197,14 +200,53 @@ class TurnLog:
     def size(self) -> int:
         return bytes_of(self._path)
 
-    def _refuse_later_turns(self, data: bytes, after: int) -> None:
-        for turn, _ in records_of(data):
-            if turn.number > after:
-                raise StoreFailed(
-                    f"{self._path} goes on at turn {turn.number}, but {self._database.name} ends at turn {after}; "
-                    "restore both from one copy"
-                )
-            return
+    def _is_whole(self, data: bytes) -> bool:
+        """False: it was never made to the end, and so has no turns."""
+        if not data[HEADER.size :].strip(b"\0"):
+            return False
+        magic, size = HEADER.unpack_from(data)
+        if magic != MAGIC or len(data) < size:
+            raise self._damaged("is not whole, or of another version")
+        return True
+
+    def _read(self, data: bytes, after: int) -> tuple[list[Turn], int]:
+        """The turns after that one, and where they end."""
+        turns: list[Turn] = []
+        end = place = HEADER.size
+        stale = False
+        while (found := self._record(data, place)) is not None:
+            turn, place = found
+            if turn is None:  # torn: then it is the last, for each was synced before the next was written
+                following = self._record(data, place)
+                if following and following[0] and following[0].number > after + len(turns):
+                    raise self._damaged(f"has turn {following[0].number} behind one that cannot be read")
+                break
+            if turn.number <= after + len(turns):
+                stale = True  # all that follows is, too
+            elif stale or turn.number != after + len(turns) + 1:
+                raise self._damaged(f"goes on at turn {turn.number}, but {self._database.name} ends at turn {after}")
+            else:
+                turns.append(turn)
+                end = place
+        return turns, end
+
+    def _record(self, data: bytes, place: int) -> tuple[Turn | None, int] | None:
+        """The turn there, None if it is torn, and where it ends. None if there is nothing."""
+        if place + RECORD.size > len(data):
+            return None
+        checksum, size = RECORD.unpack_from(data, place)
+        start, end = place + RECORD.size, place + RECORD.size + size
+        if not size or end > len(data):
+            return None
+        if crc32(data[start:end]) != checksum:
+            return None, end
+        try:
+            return _decode(data[start:end]), end
+        except msgspec.MsgspecError as problem:
+            raise self._damaged(f"has a turn that is none ({problem})") from problem
+
+    def _damaged(self, what: str) -> StoreFailed:
+        return StoreFailed(f"{self._path} {what}; restore it and {self._database.name} from one copy")
 
 
 def is_small(turn: Turn) -> bool:
@@ -216,16 +258,3 @@ def is_small(turn: Turn) -> bool:
     for doc in turn.docs.values():
         size += len(doc)
     return size <= TURN_BYTES_MAX
-
-
-def records_of(data: bytes) -> Iterator[tuple[Turn, int]]:
-    """The turns from the beginning of a file to the first that is not whole, each with the place of its end."""
-    end = len(MAGIC)
-    if not data.startswith(MAGIC):
-        return
-    while end + RECORD.size <= len(data):
-        checksum, size = RECORD.unpack_from(data, end)
-        start, end = end + RECORD.size, end + RECORD.size + size
-        if not size or end > len(data) or crc32(data[start:end]) != checksum:
-            return
-        yield _decode(data[start:end]), end
