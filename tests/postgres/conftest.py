@@ -9,7 +9,7 @@ import pytest
 from millpond.store.base import Store
 from millpond.store.postgres import PostgresStores
 from tests.postgres.scoped import ScopedStores, scope_of
-from tests.postgres.server import Server, the_server
+from tests.postgres.server import Server, lent, the_server
 
 MakeStores = Callable[..., ScopedStores]
 At = Callable[[str], PostgresStores]
@@ -23,10 +23,7 @@ def server() -> Server:
 @pytest.fixture
 def own_server() -> Iterator[Server]:
     """One that a test may stop, and look into."""
-    made = Server()
-    made.start()
-    yield made
-    made.remove()
+    yield from lent()
 
 
 @pytest.fixture

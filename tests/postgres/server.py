@@ -7,6 +7,7 @@ should this process be killed, the system ends it (`setpriv --pdeathsig`).
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import importlib.util
 import os
@@ -17,7 +18,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,11 @@ def programs() -> Path:
 
 
 def system_user() -> pwd.struct_passwd:
-    try:
-        return pwd.getpwnam(SYSTEM_USER)
-    except KeyError:
+    """Made by one test process at a time: of two at once, one would overwrite what the other has made."""
+    with (Path(tempfile.gettempdir()) / f"millpond-{SYSTEM_USER}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(KeyError):
+            return pwd.getpwnam(SYSTEM_USER)
         subprocess.run(["useradd", "--system", SYSTEM_USER], check=True)
         return pwd.getpwnam(SYSTEM_USER)
 
@@ -162,8 +166,17 @@ class Standby(Server):
         subprocess.run(self._command("pg_ctl", ["promote", "-D", self._data]), check=True, capture_output=True, cwd="/")
 
 
+def lent() -> Iterator[Server]:
+    """For a fixture: one that its tests may stop and kill, as no others use it."""
+    made = Server()
+    made.start()
+    yield made
+    made.remove()
+
+
 @functools.cache
 def the_server() -> Server:
+    """The one of all tests that leave it as it is."""
     made = Server()
     atexit.register(made.remove)
     made.start()

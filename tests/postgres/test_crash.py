@@ -18,7 +18,7 @@ from millpond.store.base import Store, StoreFailed
 from tests.postgres.conftest import MakeStores
 from tests.postgres.doomed import work_of
 from tests.postgres.scoped import ScopedStores
-from tests.postgres.server import Server
+from tests.postgres.server import Server, lent
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +30,12 @@ COMMITTING = (
     "SELECT pid FROM pg_stat_activity"
     " WHERE application_name = 'millpond' AND state = 'active' AND strpos(query, 'commit_turn') > 0"
 )
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """In the place of the one that all tests share: sessions are ended here, and the server with them."""
+    yield from lent()
 
 
 def last_turn(store: Store) -> int:

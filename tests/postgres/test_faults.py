@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,9 +14,15 @@ from millpond.store import postgres_connections
 from millpond.store.base import Store, StoreFailed, StoreFull
 from tests.conformance.stores import chunk, turn
 from tests.postgres.conftest import MakeStores
-from tests.postgres.server import Server
+from tests.postgres.server import Server, lent
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """In the place of the one that all tests share: sessions are ended here, and the server with them."""
+    yield from lent()
 
 
 def turns_of(store: Store) -> list[int]:

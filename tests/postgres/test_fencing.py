@@ -15,12 +15,18 @@ from millpond.store import postgres_connections
 from millpond.store.base import Store, StoreFailed, Stores
 from tests.conformance.stores import chunk, turn
 from tests.postgres.conftest import MakeStores
-from tests.postgres.server import Server
+from tests.postgres.server import Server, lent
 
 pytestmark = pytest.mark.slow
 
 WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
 COMMIT, TAKEOVER = "%commit_turn%", "%take_over%"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """In the place of the one that all tests share: sessions are ended here, and the server with them."""
+    yield from lent()
 
 
 @pytest.fixture

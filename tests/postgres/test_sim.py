@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millpond.store import postgres_connections
 from millpond.store.base import Chunk
 from millpond.store.memory import Contents
+from millpond.store.postgres_errors import describe
 from tests.postgres.scoped import ScopedStores, scope_of, shared_stores
 from tests.postgres.server import the_server
 from tests.sim import world
@@ -44,6 +47,14 @@ def test_a_world_goes_on_postgresql_as_it_goes_in_memory(
 ) -> None:
     expected = run_seed((seed, OPERATIONS))
     monkeypatch.setattr(world, "MemoryStores", lambda: SeenStores(scope_of(tmp_path)))
+    failures: list[str] = []  # of PostgreSQL itself: those of the world are none that it knows of
+
+    def noting(*arguments: Any) -> str:
+        failures.append(describe(*arguments))
+        return failures[-1]
+
+    monkeypatch.setattr(postgres_connections, "describe", noting)
     outcome = run_seed((seed, OPERATIONS))
+    assert failures == []
     assert outcome.violation is None
     assert outcome == expected
