@@ -13,6 +13,7 @@ from unittest import mock
 from zlib import crc32
 
 import apsw
+import msgspec
 import pytest
 
 from millpond.store import sqlite, turnlog
@@ -169,6 +170,59 @@ def test_an_earlier_round_counts_for_nothing(store: Store, tmp_path: Path, monke
     again = open_store(crashed(tmp_path))
     assert numbers(again.recover()) == [1, 2, 3, 4, 5, 6]
     again.close()
+
+
+def test_a_log_of_which_the_tables_have_the_beginning_is_read_from_there(store: Store, folder: Path) -> None:
+    for number in range(1, 4):
+        store.commit(turn(number))
+    store.close()
+    tables = (folder / "3.db").read_bytes()
+    store.recover()
+    store.commit(turn(4))
+    for number in range(5, 8):
+        store.commit(turn(number))
+    log = (folder / "3.db-turns").read_bytes()
+    store.close()
+    (folder / "3.db-turns").write_bytes(log)
+    assert numbers(store.recover()) == [1, 2, 3, 4, 5, 6, 7]
+    store.close()
+    (folder / "3.db").write_bytes(tables)
+    (folder / "3.db-turns").write_bytes(log)
+    with pytest.raises(StoreFailed, match="goes on at turn 5"):
+        store.recover()
+
+
+@pytest.mark.parametrize("is_turn", [False, True])
+def test_what_was_a_payload_is_no_turn(store: Store, tmp_path: Path, is_turn: bool) -> None:
+    """It lies where the last turn ends, and has the number of the next: only the mark tells it from one."""
+    for number in range(1, 4):
+        store.commit(turn(number))
+    copy = crashed(tmp_path)
+    log = copy / "queues" / "incarnation" / "3.db-turns"
+    data = log.read_bytes()
+    its_mark = data[turnlog.HEADER.size :][: turnlog.MARK_BYTES] if is_turn else bytes(turnlog.MARK_BYTES)
+    forged = msgspec.msgpack.encode(turn(4))
+    end = len(data.rstrip(b"\0"))
+    log.write_bytes(data[:end] + turnlog.RECORD.pack(its_mark, crc32(forged), len(forged)) + forged + bytes(len(data)))
+    again = open_store(copy)
+    assert numbers(again.recover()) == ([1, 2, 3, 4] if is_turn else [1, 2, 3])
+    again.close()
+
+
+def test_the_names_of_files_are_durable_before_a_log_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else SQLite's log of a commit that failed could come back, with a turn that was made anew since."""
+    synced: list[Path] = []
+    monkeypatch.setattr(sqlite, "sync_directory", synced.append)
+    store.recover()
+    assert len(synced) == 1
+
+
+def test_turns_may_have_nothing_to_tell(store: Store) -> None:
+    for number in range(1, 4):
+        store.commit(turn(number, events=b""))
+    store.commit(turn(4, events=b"", docs={1: b""}, snapshot=b"state"))
+    assert store.read([], [1]) == ({}, {1: b""})
+    assert [row.events for row in store.journal(0, 10)] == [b""] * 4
 
 
 def test_a_log_that_goes_on_where_the_tables_do_not_end_is_refused(store: Store, folder: Path) -> None:
@@ -328,6 +382,15 @@ def middle(data: bytearray) -> None:
     data[data.index(b"events of turn 3")] ^= 1
 
 
+def length(data: bytearray) -> None:
+    """Of the first turn."""
+    data[turnlog.HEADER.size + turnlog.RECORD.size - 1] ^= 1
+
+
+def mark(data: bytearray) -> None:
+    data[turnlog.HEADER.size - 5] ^= 1
+
+
 def end(data: bytearray) -> None:
     del data[-1:]
 
@@ -335,10 +398,11 @@ def end(data: bytearray) -> None:
 def no_turn(data: bytearray) -> None:
     record = b"\x93\x01\x02\x03"
     place = turnlog.HEADER.size
-    data[place : place + turnlog.RECORD.size + 4] = turnlog.RECORD.pack(crc32(record), 4) + record
+    its_mark = bytes(data[place : place + turnlog.MARK_BYTES])
+    data[place : place + turnlog.RECORD.size + 4] = turnlog.RECORD.pack(its_mark, crc32(record), 4) + record
 
 
-@pytest.mark.parametrize("damage", [beginning, version, middle, end, no_turn])
+@pytest.mark.parametrize("damage", [beginning, version, mark, length, middle, end, no_turn])
 def test_a_damaged_log_is_refused_and_stays(store: Store, tmp_path: Path, damage: Callable[[bytearray], None]) -> None:
     for number in range(1, 6):
         store.commit(turn(number))
@@ -358,7 +422,7 @@ def test_a_damaged_log_is_refused_and_stays(store: Store, tmp_path: Path, damage
 def test_a_log_that_was_not_made_to_the_end_has_no_turns(store: Store, folder: Path) -> None:
     store.commit(turn(1))
     store.close()
-    for data in (b"", b"mill", bytes(1000), turnlog.HEADER.pack(turnlog.MAGIC, 5000) + bytes(10)):
+    for data in (b"", b"mill", bytes(1000), turnlog.header_of(5000, b"12345678") + bytes(10)):
         (folder / "3.db-turns").write_bytes(data)
         assert numbers(store.recover()) == [1]
         store.close()

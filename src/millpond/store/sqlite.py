@@ -89,6 +89,7 @@ class SqliteStore:
             self._connection = connection = self._connect()
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             os.fsync(self._descriptor)  # see _make_room
+            sync_directory(self._path.parent)  # what a failed commit left of SQLite's log must not come back
             self._shrink(connection)
             connection.execute(SQL["turn"])
             connection.execute(SQL["plain_turn"])
@@ -233,6 +234,7 @@ class SqliteStore:
         except (apsw.Error, OSError, StoreFailed):
             return unknown
         try:
+            sync_directory(self._path.parent)  # as in `recover`
             last = int(connection.execute(SQL["last_turn"]).get)
             return last + len(self._log.load(last))
         except (apsw.Error, OSError, StoreFailed):

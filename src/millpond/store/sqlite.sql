@@ -77,7 +77,7 @@ CREATE TEMP TRIGGER turn_commit INSTEAD OF INSERT ON turn BEGIN
     -- The turns that it is one with.
     INSERT INTO journal
         SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
-            substr(new.earlier_events, value ->> 5, value ->> 6)
+            coalesce(substr(new.earlier_events, value ->> 5, value ->> 6), x'') -- of nothing it makes NULL
         FROM json_each(new.earlier) WHERE new.earlier IS NOT NULL;
     -- And itself.
     INSERT INTO journal VALUES (new.number, new.at, new.ended_lo, new.ended_hi, new.total, new.events);
@@ -105,7 +105,7 @@ CREATE TEMP TRIGGER turn_commit INSTEAD OF INSERT ON turn BEGIN
         WHERE new.extent_drops IS NOT NULL AND first IN (SELECT value FROM json_each(new.extent_drops));
     -- Documents, in the same way.
     INSERT OR REPLACE INTO doc
-        SELECT value ->> 0, substr(new.doc_bodies, value ->> 1, value ->> 2)
+        SELECT value ->> 0, coalesce(substr(new.doc_bodies, value ->> 1, value ->> 2), x'')
         FROM json_each(new.docs) WHERE new.docs IS NOT NULL;
     -- Documents that go.
     DELETE FROM doc

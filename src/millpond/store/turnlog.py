@@ -6,7 +6,8 @@ dropped in between never gets there.
 
 A record counts if its checksum is right and its turn follows the one before it, the first one the tables' last. Turns
 only grow, so whatever an earlier round left behind counts for nothing. The last record may be torn, as its sync may not
-have ended; whatever else does not fit is damage, and refused.
+have ended; a later one behind it is a sign of damage, and refused. Each begins with a mark that the file was given at
+random: no payload can pass for a record, and none is overlooked.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from millpond.store.disk import PRIVATE_FILE, bytes_of, sync_directory, write_al
 
 TURNS_SUFFIX = "-turns"
 MAGIC = b"millpond turns 1"  # with the version of what follows it,
-HEADER = Struct("<16sI")  # and the bytes that the file was made with
-RECORD = Struct("<II")  # before each turn: its checksum and its bytes
+HEADER = Struct("<16sI8sI")  # the bytes that the file was made with, its mark, and the checksum of these three
+RECORD = Struct("<8sII")  # before each turn: the mark, its checksum and its bytes
+MARK_BYTES = 8
 FILE_BYTES = 2 << 20  # measured: what the tables take at a time then costs little beside the syncs of the turns
 TURN_BYTES_MAX = FILE_BYTES // 8  # a larger turn costs the tables little more
 TURNS_MAX = 128  # bounds what is asked of the tables at a time
@@ -125,6 +127,7 @@ class TurnLog:
         self._database = database
         self._path = database.with_name(database.name + TURNS_SUFFIX)
         self._descriptor: int | None = None
+        self._mark = b""
         self._end = self._turns = 0  # of this round
 
     @property
@@ -134,9 +137,10 @@ class TurnLog:
     def load(self, after: int) -> list[Turn]:
         """The turns after the tables' last one, durable even if the sync of one had failed. Raises OSError."""
         self.close()
-        if not self._path.exists():
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
             return []
-        data = self._path.read_bytes()
         if self._is_whole(data):
             turns, self._end = self._read(data, after)
         else:
@@ -156,14 +160,15 @@ class TurnLog:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
             try:
                 # Written whole, as a sync that has to allocate takes twice as long.
-                write_all(descriptor, [HEADER.pack(MAGIC, FILE_BYTES), bytes(FILE_BYTES - HEADER.size)], 0)
+                mark = os.urandom(MARK_BYTES)
+                write_all(descriptor, [header_of(FILE_BYTES, mark), bytes(FILE_BYTES - HEADER.size)], 0)
                 os.fsync(descriptor)
                 sync_directory(self._path.parent)
             except OSError:
                 os.close(descriptor)
                 self.remove()
                 raise
-            self._descriptor = descriptor
+            self._descriptor, self._mark = descriptor, mark
             self.begin()
             return True
         return False
@@ -176,7 +181,7 @@ class TurnLog:
         end = self._end + RECORD.size + len(data)
         if end > FILE_BYTES:
             return False
-        write_all(self._descriptor, [RECORD.pack(crc32(data), len(data)), data], self._end)
+        write_all(self._descriptor, [RECORD.pack(self._mark, crc32(data), len(data)), data], self._end)
         os.fdatasync(self._descriptor)
         self._end = end
         self._turns += 1
@@ -204,42 +209,40 @@ class TurnLog:
         """False: it was never made to the end, and so has no turns."""
         if not data[HEADER.size :].strip(b"\0"):
             return False
-        magic, size = HEADER.unpack_from(data)
-        if magic != MAGIC or len(data) < size:
+        if len(data) < HEADER.size:
             raise self._damaged("is not whole, or of another version")
+        _, size, mark, _ = HEADER.unpack_from(data)
+        if data[: HEADER.size] != header_of(size, mark) or len(data) < size:
+            raise self._damaged("is not whole, or of another version")
+        self._mark = mark
         return True
 
     def _read(self, data: bytes, after: int) -> tuple[list[Turn], int]:
         """The turns after that one, and where they end."""
         turns: list[Turn] = []
         end = place = HEADER.size
-        stale = False
         while (found := self._record(data, place)) is not None:
             turn, place = found
-            if turn is None:  # torn: then it is the last, for each was synced before the next was written
-                following = self._record(data, place)
-                if following and following[0] and following[0].number > after + len(turns):
-                    raise self._damaged(f"has turn {following[0].number} behind one that cannot be read")
-                break
-            if turn.number <= after + len(turns):
-                stale = True  # all that follows is, too
-            elif stale or turn.number != after + len(turns) + 1:
+            if turn.number > after + len(turns) + 1:
                 raise self._damaged(f"goes on at turn {turn.number}, but {self._database.name} ends at turn {after}")
-            else:
+            if turn.number > after + len(turns):
                 turns.append(turn)
                 end = place
+        # The one that was written last may be torn, for each was synced before the next was written.
+        while (place := data.find(self._mark, place + 1)) >= 0:
+            found = self._record(data, place)
+            if found is not None and found[0].number > after + len(turns):
+                raise self._damaged(f"has turn {found[0].number} behind one that cannot be read")
         return turns, end
 
-    def _record(self, data: bytes, place: int) -> tuple[Turn | None, int] | None:
-        """The turn there, None if it is torn, and where it ends. None if there is nothing."""
+    def _record(self, data: bytes, place: int) -> tuple[Turn, int] | None:
+        """The turn there, and where it ends. None if there is none, or not all of it."""
         if place + RECORD.size > len(data):
             return None
-        checksum, size = RECORD.unpack_from(data, place)
+        mark, checksum, size = RECORD.unpack_from(data, place)
         start, end = place + RECORD.size, place + RECORD.size + size
-        if not size or end > len(data):
+        if mark != self._mark or end > len(data) or crc32(data[start:end]) != checksum:
             return None
-        if crc32(data[start:end]) != checksum:
-            return None, end
         try:
             return _decode(data[start:end]), end
         except msgspec.MsgspecError as problem:
@@ -247,6 +250,11 @@ class TurnLog:
 
     def _damaged(self, what: str) -> StoreFailed:
         return StoreFailed(f"{self._path} {what}; restore it and {self._database.name} from one copy")
+
+
+def header_of(size: int, mark: bytes) -> bytes:
+    unchecked = HEADER.pack(MAGIC, size, mark, 0)
+    return HEADER.pack(MAGIC, size, mark, crc32(unchecked))
 
 
 def is_small(turn: Turn) -> bool:
