@@ -72,6 +72,10 @@ def fail(*_: object) -> NoReturn:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
+def no_room(*_: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_a_partition_that_does_much_has_a_log_until_it_is_closed(tmp_path: Path, folder: Path) -> None:
     store = open_store(tmp_path, turns_before=3)
     store.recover()
@@ -311,9 +315,6 @@ def test_a_turn_that_the_log_failed_to_take_is_recovered_or_not_there(
 def test_a_full_disk_under_the_log_is_full_only_if_the_turn_is_not_there(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(*_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     store.commit(turn(1))
     store.commit(turn(2))
     with monkeypatch.context() as patch:
@@ -342,7 +343,7 @@ def test_a_log_that_cannot_be_emptied_at_the_end_is_read_at_the_beginning(
     store.commit(turn(2))
     with monkeypatch.context() as patch:
         patch.setattr(sqlite, "pages_of", lambda *_: 10_000)
-        patch.setattr(os, "fsync", fail)  # of the room for so many
+        patch.setattr(os, "posix_fallocate", no_room)
         store.close()
     assert "3.db-turns" in files(folder)
     assert numbers(store.recover()) == [1, 2]

@@ -21,9 +21,11 @@ from unittest import mock
 import apsw
 
 SECTOR_BYTES = 512  # what a disk writes whole or not at all
+SHARES = [0.0, 0.1, 0.5, 0.9, 1.0]
 NEW_LOG = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL
 
 names = itertools.count()  # VFS names are global to the process
+really_truncate = os.ftruncate
 
 
 def path_of(name: str | apsw.URIFilename | None) -> str:
@@ -95,7 +97,8 @@ class PowerCutDisk:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.operations_left: int | None = None
-        self.fail_syncs = 0  # so many syncs fail, and take with them what they should have synced
+        self.fail_syncs = 0  # so many syncs fail
+        self.failed_syncs_drop = True  # what they should have synced; else it may still reach the disk
         files = [path for path in root.rglob("*") if path.is_file()]
         self.live = {str(path): Contents(bytearray(path.read_bytes())) for path in files}
         self.durable = dict(self.live)
@@ -119,14 +122,16 @@ class PowerCutDisk:
         self.live.pop(path, None)
 
     def change(self, contents: Contents, change: Write | Truncate) -> None:
-        contents.pending.append(change)  # also if the power goes now: a part of it may be written
+        if not self.dead:
+            contents.pending.append(change)  # also if the power goes now: a part of it may be written
         self.operate()
 
     def sync(self, contents: Contents) -> None:
         self.operate()
         if self.fail_syncs:
             self.fail_syncs -= 1
-            contents.pending.clear()  # as Linux does: the pages are taken for clean, and the next sync succeeds
+            if self.failed_syncs_drop:
+                contents.pending.clear()  # as Linux does: the pages are taken for clean, and the next sync succeeds
             raise apsw.IOError("the sync failed")
         contents.sync()
 
@@ -139,7 +144,13 @@ class PowerCutDisk:
         """In the place of os.posix_fallocate."""
         path, size = os.readlink(f"/proc/self/fd/{descriptor}"), max(offset + count, os.fstat(descriptor).st_size)
         self.tell_python(lambda: self.change(self.create(path), Truncate(size)))
-        os.ftruncate(descriptor, size)
+        really_truncate(descriptor, size)
+
+    def truncate_descriptor(self, descriptor: int, size: int) -> None:
+        """In the place of os.ftruncate."""
+        contents = self.create(os.readlink(f"/proc/self/fd/{descriptor}"))
+        self.tell_python(lambda: self.change(contents, Truncate(size)))
+        really_truncate(descriptor, size)
 
     def write_buffers(self, descriptor: int, buffers: Sequence[bytes], offset: int) -> int:
         """In the place of os.pwritev, which may write less than it was given."""
@@ -175,20 +186,26 @@ class PowerCutDisk:
                 else:
                     del self.durable[name]
 
+    def kill(self, close: Callable[[], None]) -> None:
+        """The process dies and its files are let go of; what it has written is all there, as long as the power is."""
+        left, self.operations_left = self.operations_left, 0
+        close()
+        self.operations_left = left
+
     def cut(self, target: Path, random: Random, share: float | None = None) -> None:
         """`target` becomes what is found after the cut, with about that share (if None: any) of the unsynced."""
-        if share is None:
-            share = random.choice([0.0, 0.1, 0.5, 0.9, 1.0])
 
-        def survives() -> bool:
-            return random.random() < share
+        def survival() -> Callable[[], bool]:
+            chance = random.choice(SHARES) if share is None else share
+            return lambda: random.random() < chance
 
+        name_survives = survival()
         for name in sorted({*self.live, *self.durable}):
-            contents = (self.live if survives() else self.durable).get(name)
+            contents = (self.live if name_survives() else self.durable).get(name)
             if contents is not None:
                 path = target / Path(name).relative_to(self.root)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(contents.after_cut(survives))
+                path.write_bytes(contents.after_cut(survival()))
 
 
 class PowerCutFile(Quiet, apsw.VFSFile):
@@ -243,6 +260,7 @@ def power_cut_vfs(disk: PowerCutDisk) -> Iterator[str]:
             mock.patch.object(os, "pwritev", disk.write_buffers),
             mock.patch.object(os, "unlink", disk.unlink),
             mock.patch.object(os, "truncate", disk.truncate),
+            mock.patch.object(os, "ftruncate", disk.truncate_descriptor),
         ):
             yield name
     finally:

@@ -131,6 +131,41 @@ def test_all_partitions_live_on_one_reserve(stores: Stores, disk: FullDisk) -> N
         each.close()
 
 
+def test_after_a_crash_all_partitions_live_on_one_reserve(
+    stores: Stores, disk: FullDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The room that was made for what their logs hold is gone then, and somebody else has it."""
+    for name in ("GATHERED_PAGES_MAX", "CHECKPOINT_PAGES_RELIEVED"):
+        monkeypatch.setattr(sqlite, name, getattr(sqlite, name) // SCALE)
+    disk.quota = 10 * QUOTA
+    opened = [stores.open("incarnation", partition, "full") for partition in range(10)]
+    for each in opened:
+        each.recover()
+        for number in range(1, 9):  # a log is about full then
+            each.commit(Turn(number=number, at=number, events=b"", docs={number: bytes(50_000)}))
+    files = {path: path.read_bytes() for path in (tmp_path / "queues" / "incarnation").iterdir()}
+    for each in opened:
+        each.close()
+    for path, data in files.items():
+        path.write_bytes(data)
+    for each in opened:
+        each.recover()
+    disk.quota -= disk.free()
+    opened[0].relieve(full=True)
+    for each in opened:
+        for number in range(9, 14):
+            each.commit(completing(number, 1))
+    for each in opened:
+        each.close()
+
+
+def test_a_reserve_that_cannot_be_removed_is_no_error(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "reserve").unlink()
+    (tmp_path / "reserve").mkdir()
+    assert store.relieve(full=True) is False
+    store.commit(completing(1, 1))
+
+
 def test_the_reserve_is_taken_back_only_when_there_is_room(store: Store, disk: FullDisk, tmp_path: Path) -> None:
     reserve = tmp_path / "reserve"
     assert reserve.stat().st_size == RESERVE_BYTES

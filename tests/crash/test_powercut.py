@@ -5,12 +5,14 @@ A failure names its seed: `pytest tests/crash/test_powercut.py -k seed-17-` play
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+import apsw
 import pytest
 
 from millpond.store import bulk, sqlite, turnlog
@@ -23,6 +25,7 @@ from tests.seeds import seeds
 SEEDS = 40
 LIVES = 6  # cuts in a row, each on what the one before it left: 240 in all
 RESERVE_BYTES = 4096
+CUTS = 60  # of one moment
 
 
 class Work:
@@ -182,14 +185,18 @@ def test_what_recover_finds_after_a_failed_sync_survives_a_power_cut(
     assert find(target, work, "full") == known
 
 
-def test_room_is_durable_before_it_is_counted_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_log_counts_on_room_that_may_go(killed: bool, tmp_path: Path) -> None:
     """A file that is shorter after the cut than the log says would be taken for damaged."""
     disk = PowerCutDisk(tmp_path / "before")
     with stores_on(disk) as stores:
         store = stores.open("incarnation", 0, "full")
         store.recover()
         store.commit(Turn(number=1, at=1, events=b"", chunks=[Chunk(1, 1, bytes(1 << 20))]))
-        store.close()
+        if killed:
+            disk.kill(store.close)
+        else:
+            store.close()
         store.recover()
         store.commit(Turn(number=2, at=2, events=b""))
         (tmp_path / "after").mkdir()
@@ -198,6 +205,62 @@ def test_room_is_durable_before_it_is_counted_on(tmp_path: Path) -> None:
     store = SqliteStores(tmp_path / "after", reserve_bytes=RESERVE_BYTES).open("incarnation", 0, "full")
     assert last_turn(store.recover()) == 2
     store.close()
+
+
+def cuts(disk: PowerCutDisk, path: Path) -> list[Path]:
+    """What may be found if the power is cut now, in some of the very many ways."""
+    targets = [path / f"cut-{seed}" for seed in range(CUTS)]
+    for seed, target in enumerate(targets):
+        target.mkdir()
+        disk.cut(target, Random(seed))
+    return targets
+
+
+def test_a_turn_that_failed_does_not_come_back_in_the_place_of_its_successor(tmp_path: Path) -> None:
+    """SQLite's log had it and was removed, but that has to be durable before the successor is, in the log of turns."""
+    work, root = Work(Random(0)), tmp_path / "before"
+    disk = PowerCutDisk(root)
+    disk.failed_syncs_drop = False
+    with stores_on(disk, turns_before=0) as stores:
+        store = stores.open("incarnation", 0, "full")
+        store.recover()
+        for number in (1, 2):  # the second goes into the log of turns
+            work.turns.append(Turn(number=number, at=number, events=b"good"))
+            store.commit(work.turns[-1])
+        disk.fail_syncs = 1
+        with pytest.raises(StoreFailed):
+            store.commit(Turn(number=3, at=3, events=b"failed", snapshot=b"for the tables"))
+        disk.fail_syncs = 0
+        assert last_turn(store.recover()) == 2
+        work.turns.append(Turn(number=3, at=3, events=b"its successor"))
+        store.commit(work.turns[-1])
+        targets = cuts(disk, tmp_path)
+        store.close()
+    for target in targets:
+        assert find(target, work, "full") == 3
+
+
+def test_a_log_that_counts_on_room_is_gone_before_the_room_is(tmp_path: Path) -> None:
+    """As a crash may leave one, if room was there when the file was brought up to date."""
+    work, root = Work(Random(0)), tmp_path / "before"
+    store = SqliteStores(tmp_path / "made", reserve_bytes=RESERVE_BYTES).open("incarnation", 0, "full")
+    store.recover()
+    store.commit(work.next())
+    store.close()
+    [path] = (tmp_path / "made").rglob("0.db")
+    os.truncate(path, 1 << 20)
+    connection = apsw.Connection(str(path))
+    connection.execute("PRAGMA user_version = 3")
+    shutil.copytree(tmp_path / "made", root)
+    connection.close()
+    disk = PowerCutDisk(root)
+    with stores_on(disk) as stores:
+        store = stores.open("incarnation", 0, "full")
+        store.recover()
+        targets = cuts(disk, tmp_path)
+        store.close()
+    for target in targets:
+        assert find(target, work, "full") == 1
 
 
 # ---- the model itself -------------------------------------------------------------------------------------

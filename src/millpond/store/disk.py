@@ -108,7 +108,8 @@ class Reserve:
         with self._lock:
             self._tried = True
             self.held = False
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # what there is room for goes on without it
+                self._path.unlink(missing_ok=True)
 
     def _allocate(self) -> bool:
         """Really allocated, not sparse. As much again must be free, or it would be given up again at once."""

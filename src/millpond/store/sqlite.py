@@ -34,6 +34,7 @@ from millpond.store.sqlite_connections import (
 )
 from millpond.store.turnlog import TURNS_BEFORE, TURNS_SUFFIX, Gathered, Row, TurnLog
 
+CHECKPOINT, CHECKPOINT_TO_NOTHING = apsw.SQLITE_CHECKPOINT_PASSIVE, apsw.SQLITE_CHECKPOINT_TRUNCATE
 CHECKPOINT_PAGES_RELIEVED = 100  # when the reserve is given up, many stores' logs must fit into it
 GROW_PAGES_MIN, GROW_PAGES_MAX = 64, 512  # allocated beyond what is needed, by the size of the file: 4 MB at most
 GATHERED_PAGES_MAX = 256  # that the tables change at a time: on a full disk the log makes as much room as that takes
@@ -88,8 +89,12 @@ class SqliteStore:
         with self._failing():
             self._connection = connection = self._connect()
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-            os.fsync(self._descriptor)  # see _make_room
-            sync_directory(self._path.parent)  # what a failed commit left of SQLite's log must not come back
+            if self._has_room(connection, self._descriptor):
+                self._connection = None
+                close_quietly(connection)  # with SQLite's log, which may count on it
+                self._connection = connection = self._connect()
+            sync_directory(self._path.parent)  # no such log must come back, nor one of a commit that failed
+            self._cut_back(connection, self._descriptor)
             self._shrink(connection)
             connection.execute(SQL["turn"])
             connection.execute(SQL["plain_turn"])
@@ -339,7 +344,8 @@ class SqliteStore:
         """Allocates what turns will add to the file before they are logged: a log that could not be moved into the
         file for want of room could not be emptied either, and nothing more could be written, completes included.
 
-        SQLite may log the file's new size as the database's, so that has to be durable first.
+        It is not synced, so no log may count on it: SQLite refuses a file that is much shorter than its log says. As
+        long as the log says nothing, SQLite takes the file's size for the database's.
         """
         assert self._descriptor is not None
         used, free = connection.execute(SQL["pages"]).get
@@ -347,6 +353,8 @@ class SqliteStore:
         self._room_pages = size - used + free - self._gathered_pages
         missing = pages - self._room_pages
         if missing > 0:
+            if not bytes_of(log_of(self._path)):
+                connection.execute(SQL["log_size"])
             ahead = min(GROW_PAGES_MAX, max(GROW_PAGES_MIN, used // 2)) if self._reserve.held else 0
             self._room_pages = pages + ahead
             try:
@@ -355,22 +363,31 @@ class SqliteStore:
                 if problem.errno in NO_ROOM:
                     raise
                 # Not every file system can do it; then this precaution is not to be had.
-            os.fsync(self._descriptor)
+
+    def _has_room(self, connection: apsw.Connection, descriptor: int) -> bool:
+        """At the file's end, as after a crash."""
+        used, _ = connection.execute(SQL["pages"]).get
+        return os.fstat(descriptor).st_size > int(used) * PAGE_BYTES
 
     def _give_back_room(self, connection: apsw.Connection, descriptor: int) -> None:
         """Ten thousand queues that sleep should not hold on to it."""
         try:
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            connection.wal_checkpoint(mode=CHECKPOINT_TO_NOTHING)
+            self._cut_back(connection, descriptor)
+        except (apsw.Error, OSError):
+            pass  # the next opening does it
+
+    def _cut_back(self, connection: apsw.Connection, descriptor: int) -> None:
+        """The file to what is used, unless a log may count on more."""
+        if not bytes_of(log_of(self._path)):
             used, _ = connection.execute(SQL["pages"]).get
             os.ftruncate(descriptor, used * PAGE_BYTES)
-        except (apsw.Error, OSError):
-            pass  # the next opening will do with the file as it is
 
     def _checkpoint(self, connection: apsw.Connection) -> None:
-        """Also cuts the file back to what is used: room has to be made again."""
+        """Also cuts the file back to what is used: room has to be made again. On a full disk others need the log's."""
         self._room_pages = self._logged_pages = 0
         try:
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            connection.wal_checkpoint(mode=CHECKPOINT if self._reserve.held else CHECKPOINT_TO_NOTHING)
         except apsw.Error:
             pass  # the turn is in the log, and safe; a later checkpoint moves it
 
@@ -381,7 +398,7 @@ class SqliteStore:
         if free >= SHRINK_FREE_BYTES and live <= SHRINK_LIVE_BYTES:
             try:
                 connection.execute("VACUUM")
-                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                connection.wal_checkpoint(mode=CHECKPOINT_TO_NOTHING)
             except apsw.Error as problem:
                 if not is_full(problem, connection):
                     raise

@@ -158,6 +158,10 @@ INSERT INTO plain_turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- Pages of the file as the log has it, and how many of them are unused.
 SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count;
 
+-- name: log_size
+-- A transaction that changes nothing: SQLite's log says then how large the database is.
+PRAGMA application_id = 0;
+
 -- name: snapshot
 -- The state to start from.
 SELECT turn, state FROM snapshot;

@@ -63,9 +63,12 @@ class _Handler(BaseHTTPRequestHandler):
             pass
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        size = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(size)
         try:
-            if self.path.startswith("/torture/"):
+            if len(body) < size:  # the caller is dead
+                self.close_connection = True
+            elif self.path.startswith("/torture/"):
                 self._told(self.path.rpartition("/")[2], json.loads(body))
             else:
                 self._called(body)
