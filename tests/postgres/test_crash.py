@@ -8,10 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import psycopg
 import pytest
 
 from millpond.store.base import Store, StoreFailed
@@ -114,15 +117,41 @@ def meanwhile(act: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def work_through(store: Store, turns: int) -> int:
+class Crew:
+    """Threads that work on partitions. They end with their test, however it ends, and do not wait for a server then."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()  # what is under way is the last
+        self.given_up = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, work: Callable[[], object]) -> None:
+        self._threads.append(threading.Thread(target=work))
+        self._threads[-1].start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    made = Crew()
+    yield made
+    made.over.set()
+    made.given_up.set()
+    made.join()
+
+
+def work_through(store: Store, turns: int, crew: Crew) -> int:
     """Commits turns, recovering whenever one fails; how often that was. Each outcome in doubt is one of two."""
-    failures, number = 0, recover_at_last(store)
+    failures, number = 0, recover_at_last(store, crew)
     while number < turns:
         try:
             store.commit(work_of(number + 1, f"failure {failures}"))
         except StoreFailed:
             failures += 1
-            found = recover_at_last(store)
+            found = recover_at_last(store, crew)
             assert found in (number, number + 1), "a turn was lost, or written that nobody wrote"
             number = found
         else:
@@ -130,59 +159,66 @@ def work_through(store: Store, turns: int) -> int:
     return failures
 
 
-def recover_at_last(store: Store) -> int:
+def recover_at_last(store: Store, crew: Crew) -> int:
     while True:
         try:
             return last_turn(store)
         except StoreFailed:
-            pass  # the server is on its way back
+            if crew.given_up.is_set():
+                raise
+            # The server is on its way back.
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT, signal.SIGKILL], ids=["fast", "immediate", "kill"])
 def test_a_server_that_is_restarted_in_the_middle_of_commits_loses_and_doubles_nothing(
-    how: signal.Signals, server: Server, store: Store
+    how: signal.Signals, server: Server, store: Store, crew: Crew
 ) -> None:
-    over = threading.Event()
     failures: list[int] = []
 
     def work() -> None:
-        while not over.is_set():
-            failures.append(work_through(store, recover_at_last(store) + TURNS))
+        while not crew.over.is_set():
+            failures.append(work_through(store, recover_at_last(store, crew) + TURNS, crew))
 
-    thread = threading.Thread(target=work)
-    thread.start()
+    crew.begin(work)
     for _ in range(RESTARTS):
         server.until(COMMITTING + " LIMIT %s", 1)
         server.stop(how)
         server.start()
-    over.set()
-    thread.join()
+    crew.over.set()
+    crew.join()
     assert sum(failures) > 0
     check(store, last_turn(store))
 
 
 def test_connections_that_are_ended_in_the_middle_of_commits_lose_and_double_nothing(
-    server: Server, store: Store
+    server: Server, store: Store, crew: Crew
 ) -> None:
     failures = last = 0
     with meanwhile(lambda: server.ask(f"SELECT pg_terminate_backend(pid) FROM ({COMMITTING}) AS ours")):
         while failures < 20:
             last += TURNS
-            failures += work_through(store, last)
+            failures += work_through(store, last, crew)
     check(store, last_turn(store))
 
 
-def test_commits_that_are_cancelled_lose_and_double_nothing(server: Server, store: Store) -> None:
+def test_commits_that_are_cancelled_lose_and_double_nothing(server: Server, store: Store, crew: Crew) -> None:
     failures = last = 0
     with meanwhile(lambda: server.ask(f"SELECT pg_cancel_backend(pid) FROM ({COMMITTING}) AS ours")):
         while failures < 20:
             last += TURNS
-            failures += work_through(store, last)
+            failures += work_through(store, last, crew)
     check(store, last_turn(store))
 
 
+def until_ended(session: psycopg.Connection[Any]) -> None:
+    """The server is not down at once."""
+    with suppress(psycopg.OperationalError):
+        while True:
+            session.execute("SELECT 1")
+
+
 def test_a_backend_that_is_killed_takes_the_server_through_recovery_and_nothing_is_lost(
-    server: Server, make_stores: MakeStores
+    server: Server, make_stores: MakeStores, crew: Crew
 ) -> None:
     """Several partitions at once; the server ends all sessions and replays its log."""
     stores = make_stores()
@@ -190,17 +226,17 @@ def test_a_backend_that_is_killed_takes_the_server_through_recovery_and_nothing_
     failures: list[int] = []
 
     def work(store: Store) -> None:
-        failures.append(work_through(store, 4 * TURNS))
+        failures.append(work_through(store, 4 * TURNS, crew))
 
-    threads = [threading.Thread(target=work, args=(store,)) for store in partitions]
-    for thread in threads:
-        thread.start()
+    for partition in partitions:
+        crew.begin(partial(work, partition))
     for _ in range(2):
-        [(pid,)] = server.until(COMMITTING + " LIMIT %s", 1)
-        os.kill(pid, signal.SIGKILL)
-        recover_at_last(stores.open("another", 0, "full"))
-    for thread in threads:
-        thread.join()
+        with server.connect() as another:
+            [(pid,)] = server.until(COMMITTING + " LIMIT %s", 1)
+            os.kill(pid, signal.SIGKILL)
+            until_ended(another)
+        recover_at_last(stores.open("another", 0, "full"), crew)
+    crew.join()
     assert sum(failures) > 0
     for store in partitions:
         check(store, last_turn(store))
