@@ -22,7 +22,7 @@ class Bounds:
             (lane, "TRIM_INTERVAL_MS"): rng.choice((1_000, 60_000)),
             (operations, "SCAN_BATCH"): rng.choice((2, 5, 500)),
             (transfer, "TRANSFER_BATCH"): rng.choice((1, 3, 500)),
-            (leases, "SPAN_MIN"): rng.choice((1, 2, 3)),
+            (leases, "SPAN_MIN"): rng.choice((1, 3, 16)),
             (claims, "CHUNKS_MIN"): rng.choice((1, 2, 8)),
             (claims, "CLAIM_PAGE_BYTES"): rng.choice((20, 8 << 20)),
             (stages, "TURN_BYTES_MAX"): rng.choice((60, 16 << 20)),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterable
 from random import Random
 
 import pytest
 
+from millpond.history.format import run_span, runs_of
 from millpond.queue import chunks as module
 from millpond.queue.chunks import Chunks
 
@@ -30,6 +32,17 @@ def runs_in(plain: dict[int, Plain], rng: Random) -> tuple[int, int]:
     return first, count
 
 
+def end(plain: dict[int, Plain], numbers: Iterable[int]) -> list[int]:
+    """The chunks that have none left."""
+    drops = []
+    for number in numbers:
+        chunk = next(one for one in plain.values() if number in one.live)
+        chunk.live.remove(number)
+        if not chunk.live:
+            drops.append(chunk.first)
+    return drops
+
+
 @pytest.mark.parametrize("block", [1, 5, 512])
 @pytest.mark.parametrize("seed", range(8))
 def test_chunks_are_a_dict_of_chunks(monkeypatch: pytest.MonkeyPatch, seed: int, block: int) -> None:
@@ -39,7 +52,7 @@ def test_chunks_are_a_dict_of_chunks(monkeypatch: pytest.MonkeyPatch, seed: int,
     timeout = 100
     expired: set[int] = set()
     reserved: list[tuple[int, int]] = []
-    for _ in range(500):
+    for _ in range(600):
         act = rng.random()
         if act < 0.06:
             reserved.append((following, rng.randint(1, 6)))
@@ -55,15 +68,19 @@ def test_chunks_are_a_dict_of_chunks(monkeypatch: pytest.MonkeyPatch, seed: int,
             chunks.add(following, count, now, now + timeout)
             plain[following] = Plain(following, count, now, now + timeout)
             following += count
-        elif act < 0.65 and any(chunk.live for chunk in plain.values()):
+        elif act < 0.55 and any(chunk.live for chunk in plain.values()):
             first, count = runs_in(plain, rng)
-            drops = []
-            for number in range(first, first + count):
-                chunk = next(one for one in plain.values() if number in one.live)
-                chunk.live.remove(number)
-                if not chunk.live:
-                    drops.append(chunk.first)
-            assert chunks.end(first, count) == drops
+            assert chunks.end(first, count) == end(plain, range(first, first + count))
+        elif act < 0.65 and any(chunk.live for chunk in plain.values()):
+            live = sorted(number for chunk in plain.values() for number in chunk.live)
+            near = live[rng.randrange(len(live)) :][:20]
+            numbers = [number for number in near if rng.random() < 0.7] or near
+            runs = runs_of(numbers)
+            if rng.random() < 0.3:
+                rng.shuffle(runs)
+            pieces = [piece for run in runs for piece in chunks.pieces(run_span(run)[0], len(run_span(run)))]
+            assert list(chunks.pieces_of(runs)) == pieces
+            assert sorted(chunks.end_all(runs)) == sorted(end(plain, numbers))
         elif act < 0.85:
             now += rng.choice([1, 10, 60])
             due = [one for one in plain.values() if one.live and one.deadline <= now and one.first not in expired]

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from millpond.history.format import runs_of
 from millpond.queue import columns as module
 from millpond.queue.columns import Column, IntColumn
 
@@ -22,6 +23,10 @@ def check(column: Column[int], plain: dict[int, int], rng: Random) -> None:
         assert column.get(number, 7) == plain.get(number, 7)
     first, count = rng.randint(0, 3_000), rng.randint(1, 1_000)
     assert column.within(first, count) == [n for n in range(first, first + count) if n in plain]
+    numbers = sorted(rng.sample(range(first, first + 2 * count), count))
+    there = [n for n in numbers if n in plain]
+    assert column.has_any(numbers) or not there
+    assert column.within_all(runs_of(numbers)) == there
     assert sum(column._counts.values()) == column._in_pages
     assert column.alone.keys().isdisjoint(n for key in column.pages for n in range(key << 8, (key + 1) << 8))
 

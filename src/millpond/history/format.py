@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import msgspec
@@ -231,6 +231,8 @@ def _is_one_run(numbers: list[int] | range) -> bool:
 
 
 def numbers_of(runs: Iterable[int]) -> Iterator[int]:
-    for run in runs:
-        first = run >> RUN_BITS
-        yield from range(first, first + (run & (RUN_MAX - 1)) + 1)
+    return chain.from_iterable(map(run_span, runs))
+
+
+def items_in(runs: Iterable[int]) -> int:
+    return sum([(run & (RUN_MAX - 1)) + 1 for run in runs])

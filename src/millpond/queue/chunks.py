@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 import msgspec
 
+from millpond.history.format import RUN_BITS, RUN_MAX
+
+_COUNT_MASK = RUN_MAX - 1
 _BLOCK_CHUNKS = 512  # a block's own bytes are one a chunk then, and a chunk leaves it in no time
 _BLOCK_SPAN = (1 << 16) - 1_024  # numbers from its first to that of any chunk in it: they fit 16 bits
 _BLOCK_MS = (1 << 32) - 1  # likewise for instants, and 32 bits: 49 days
@@ -141,6 +144,19 @@ class Chunks:
                 first = chunk_end
                 index += 1
 
+    def pieces_of(self, runs: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+        """The same of several runs, which mostly lie in few chunks."""
+        chunk = chunk_end = created = 0
+        for run in runs:
+            first, end = run >> RUN_BITS, (run >> RUN_BITS) + (run & _COUNT_MASK) + 1
+            if chunk <= first and end <= chunk_end:
+                yield chunk, first, end, created
+                continue
+            for piece in self.pieces(first, end - first):
+                yield piece
+                chunk, _, _, created = piece
+            chunk_end = self.span(chunk).stop
+
     def holds(self, number: int) -> bool:
         """Whether the item's chunk is still there (the item itself may be gone)."""
         place = bisect_right(self._firsts, number) - 1
@@ -161,7 +177,7 @@ class Chunks:
             while first < end and index < len(block.offsets):
                 chunk, size = block.first + block.offsets[index], block.counts[index]
                 here = (end if end < chunk + size else chunk + size) - first
-                over = here == size or self._end_some(chunk, size, first - chunk, here)
+                over = here == size or self._end_some(chunk, size, ((1 << here) - 1) << (first - chunk))
                 first += here
                 if over:
                     drops.append(chunk)
@@ -176,6 +192,31 @@ class Chunks:
             for chunk in drops:
                 self._forget(chunk)
         return drops
+
+    def end_all(self, runs: Sequence[int]) -> list[int]:
+        """The same for several runs: those in one chunk go in one step."""
+        drops: list[int] = []
+        gathered, inside = 0, range(0)  # which items of which chunk, as bits
+        for run in runs:
+            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+            if not (inside.start <= first and first + count <= inside.stop):
+                drops += self._end_gathered(inside, gathered)
+                gathered, inside = 0, self.span(self.first_of(first))
+                if first + count > inside.stop or count == len(inside):
+                    drops += self.end(first, count)
+                    inside = range(0)
+                    continue
+            gathered |= ((1 << count) - 1) << (first - inside.start)
+        return drops + self._end_gathered(inside, gathered)
+
+    def _end_gathered(self, chunk: range, items: int) -> list[int]:
+        if not items or not self._end_some(chunk.start, len(chunk), items):
+            return []
+        place = bisect_right(self._firsts, chunk.start) - 1
+        index = bisect_right(self._blocks[place].offsets, chunk.start - self._blocks[place].first) - 1
+        self._drop(place, index, index + 1)
+        self._forget(chunk.start)
+        return [chunk.start]
 
     def rewritten(self, first: int) -> None:
         """The body has only the records of live items now."""
@@ -257,18 +298,17 @@ class Chunks:
             chunks._firsts.append(first)
         chunks._ended = {first: int.from_bytes(mask, "little") for first, mask in ended.items()}
         for first in chunks._ended:
-            chunks._end_some(first, len(chunks.span(first)), 0, 0)  # whether it is sparse
+            chunks._end_some(first, len(chunks.span(first)), 0)  # whether it is sparse
         chunks.shed_stale()
         return chunks
 
     def __len__(self) -> int:
         return sum(len(block.offsets) for block in self._blocks)
 
-    def _end_some(self, chunk: int, size: int, low: int, count: int) -> bool:
-        """Some items of a chunk are gone; whether that leaves none."""
-        mask = self._ended.get(chunk, 0) | ((1 << count) - 1) << low
-        left = size - mask.bit_count()
-        self._ended[chunk] = mask
+    def _end_some(self, chunk: int, size: int, items: int) -> bool:
+        """Some items of a chunk, as bits, are gone; whether that leaves none."""
+        self._ended[chunk] = ended = self._ended.get(chunk, 0) | items
+        left = size - ended.bit_count()
         if left * _SPARSE < self._stored.get(chunk, size):
             self.sparse.add(chunk)
         return not left

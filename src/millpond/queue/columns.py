@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, overload
 
+from millpond.history.format import RUN_BITS, RUN_MAX, numbers_of
+
+_COUNT_MASK = RUN_MAX - 1
 _PAGE_BITS = 8
 _PAGE = 1 << _PAGE_BITS
 _SLOT = _PAGE - 1
@@ -134,6 +137,14 @@ class Column(Generic[T]):
 
     # ---- neighbours ---------------------------------------------------------------------------------------
 
+    def has_any(self, numbers: Sequence[int]) -> bool:
+        """Whether one of these may have an entry; if not, that is told at once, however many they are."""
+        if self.pages:
+            low, high = min(numbers) >> _PAGE_BITS, max(numbers) >> _PAGE_BITS
+            if high - low > len(numbers) or not self.pages.keys().isdisjoint(range(low, high + 1)):
+                return True
+        return not self.alone.keys().isdisjoint(numbers)
+
     def within(self, first: int, count: int) -> list[int]:
         """Those of these neighbours that have an entry, in order. What lies between them costs next to nothing."""
         pages, alone, empty = self.pages, self.alone, self._empty
@@ -154,6 +165,12 @@ class Column(Generic[T]):
                 found += [number for number in numbers if number in alone]
             first = stop
         return found
+
+    def within_all(self, runs: Sequence[int]) -> list[int]:
+        """The same of several runs."""
+        if not (self.pages or self.alone) or (len(runs) > 1 and not self.has_any(list(numbers_of(runs)))):
+            return []
+        return [number for run in runs for number in self.within(run >> RUN_BITS, (run & _COUNT_MASK) + 1)]
 
     def discard(self, first: int, count: int) -> list[tuple[int, T]]:
         """Whatever these neighbours have, they have it no more; returns it, in order."""

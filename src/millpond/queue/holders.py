@@ -242,7 +242,9 @@ class ItemsPart(TokenPart, eq=False):
                 lease = whole(run >> RUN_BITS, (run & _COUNT_MASK) + 1)
                 if lease is None or lease.grant != grant or lease.deadline <= at:
                     return None
-                held.append((lease, [run]))
+                if not held or held[-1][0] is not lease:
+                    held.append((lease, []))
+                held[-1][1].append(run)
         return held
 
 
@@ -279,7 +281,11 @@ def _together(queue: QueueState, request: Complete) -> tuple[Lane, ItemsPart] | 
 def _groups(queue: QueueState, leases: Sequence[LeaseLike]) -> tuple[int, list[tuple[int, list[int]]]] | None:
     """Their partition, and the runs of each grant; None if these are not all items of one lane."""
     if isinstance(leases, LeasedItems):
-        groups = [(run.grant, [run_of(run.first, len(run.payloads))]) for run in leases.runs]
+        groups: list[tuple[Grant, list[int]]] = []
+        for leased in leases.runs:
+            if not groups or groups[-1][0] is not leased.grant:
+                groups.append((leased.grant, []))
+            groups[-1][1].append(run_of(leased.first, len(leased.payloads)))
     elif are_items(leases):
         groups = [(grant, runs_of(numbers)) for grant, numbers in _by_grant(leases)]  # type: ignore[arg-type]
     else:

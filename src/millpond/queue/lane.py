@@ -435,6 +435,14 @@ class Lane:
                 else:
                     self.draft.pinned[chunk] = records
 
+    def want_all(self, runs: Sequence[int]) -> None:
+        """The same for several runs of items."""
+        if len(runs) == 1:
+            self.want(runs[0] >> RUN_BITS, (runs[0] & (RUN_MAX - 1)) + 1)
+            return
+        for chunk in {piece[0] for piece in self.partition.chunks.pieces_of(runs)}:
+            self.want(chunk, 1)
+
     def want_documents(self, number: int) -> None:
         self.draft.document_wants += document_keys(number, self.partition.documents.get(number, 0))
 

@@ -15,6 +15,7 @@ from millpond.history.format import (
     Record,
     are_plain,
     decode_state,
+    items_in,
     numbers_of,
     run_of,
     runs_of,
@@ -31,7 +32,6 @@ from millpond.queue.waiters import share
 
 _COUNT_MASK = RUN_MAX - 1
 _LEASED = Event.LEASED  # a member of an enum takes long to look up
-_NONE: set[int] = set()
 _NOTHING_KNOWN: dict[int, LeasedFields] = {}
 
 
@@ -182,45 +182,54 @@ def _end_of_alike(leases: list[Lease], start: int) -> int:
     return len(leases)
 
 
-def _take(lanes: list[Lane], count: int, client: str, deadline: int) -> list[tuple[Lane, int]]:
+def _take(lanes: list[Lane], count: int, client: str, deadline: int) -> list[tuple[Lane, list[int]]]:
     """Lease the next `count` items; lanes with none left are struck off."""
-    taken: list[tuple[Lane, int]] = []
+    taken: list[tuple[Lane, list[int]]] = []
     while count:
         lane = lanes[0] if len(lanes) == 1 else min(lanes, key=lease_rank)
         runs = lane.partition.ready.peek(count)
         lane.partition.change(_LEASED, client, deadline, runs)
-        for run in runs:
-            items = (run & _COUNT_MASK) + 1
-            count -= items
-            _want(lane, run >> RUN_BITS, items)
-            taken.append((lane, run))
+        lane.want_all(runs)
+        _want_documents(lane, runs)
+        taken.append((lane, runs))
+        count -= items_in(runs)
         if not lane.partition.ready.count:
             lanes.remove(lane)
     return taken
 
 
 def _share_out(
-    queue: QueueState, leases: list[Lease], shares: list[int], taken: list[tuple[Lane, int]], deadline: int
+    queue: QueueState, leases: list[Lease], shares: list[int], taken: list[tuple[Lane, list[int]]], deadline: int
 ) -> None:
     """Cut what was taken into the waiters' shares, a part for each lane that a share touches."""
-    rest = iter(taken)
+    if len(leases) == 1:
+        for lane, runs in taken:
+            _part_of(queue, leases[0], lane, deadline).runs += runs
+        return
+    rest = ((lane, run) for lane, runs in taken for run in runs)
     lane, first, left = taken[0][0], 0, 0
     for lease, count in zip(leases, shares, strict=True):
-        part: LeasePart | None = None
         while count:
             if not left:
                 lane, run = next(rest)
                 first, left = run >> RUN_BITS, (run & _COUNT_MASK) + 1
             items = left if left < count else count
-            if part is None or part.lane is not lane:
-                part = LeasePart(queue, lease, lane, deadline, [])
-                lease.items.append(part)
-                lease.parts += 1
-                lane.draft.parts.append(part)
-            part.runs.append(first << RUN_BITS | (items - 1))
+            _part_of(queue, lease, lane, deadline).runs.append(first << RUN_BITS | (items - 1))
             first += items
             left -= items
             count -= items
+
+
+def _part_of(queue: QueueState, lease: Lease, lane: Lane, deadline: int) -> LeasePart:
+    """The lease's last part, if it is of this lane, or a new one."""
+    part: LeasePart | None = lease.items[-1] if lease.items else None
+    if part is not None and part.lane is lane:
+        return part
+    part = LeasePart(queue, lease, lane, deadline, [])
+    lease.items.append(part)
+    lease.parts += 1
+    lane.draft.parts.append(part)
+    return part
 
 
 def lease_rank(lane: Lane) -> tuple[bool, int, int]:
@@ -229,38 +238,33 @@ def lease_rank(lane: Lane) -> tuple[bool, int, int]:
     return not lane.definition.read_only, ready.head_priority() or 0, -ready.count
 
 
-def _want(lane: Lane, first: int, count: int) -> None:
-    lane.want(first, count)
+def _want_documents(lane: Lane, runs: list[int]) -> None:
     documents = lane.partition.documents
-    if documents.alone or documents.pages:
-        for number in documents.within(first, count):
-            lane.draft.document_wants += document_keys(number, documents.get(number, 0))
+    for number in documents.within_all(runs):
+        lane.draft.document_wants += document_keys(number, documents.get(number, 0))
 
 
 def leased_runs(lane: Lane, job: TurnJob, runs: list[int], deadline: int) -> list[LeasedRun]:
     """What the consumer gets: of plain items the payloads, the rest follows from the grant; of others all there is."""
     partition = lane.partition
-    tries, documents = partition.tries, partition.documents
-    is_marked = tries.alone or tries.pages or documents.alone or documents.pages
-    if not is_marked and len(runs) == 1 and not runs[0] & _COUNT_MASK:  # a single item, mostly a plain one
+    marked = {*partition.tries.within_all(runs), *partition.documents.within_all(runs)}
+    if not marked and len(runs) == 1 and not runs[0] & _COUNT_MASK:  # a single item, mostly a plain one
         first = runs[0] >> RUN_BITS
         chunk, created = partition.chunks.place_of(first)
         record = job.records[chunk][first - chunk]
         if type(record) is bytes:
             return [LeasedRun(_chunk_grant(lane, job, created, deadline), first, [record], _NOTHING_KNOWN)]
     leased: list[LeasedRun] = []
-    for run in runs:
-        first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
-        marked = {*tries.within(first, count), *documents.within(first, count)} if is_marked else _NONE
-        for chunk, low, high, created in partition.chunks.pieces(first, count):
-            whole = job.records[chunk]
-            records = whole[low - chunk : high - chunk]
-            grant = _chunk_grant(lane, job, created, deadline)
-            known: dict[int, LeasedFields] = {}
-            if marked or not (type(whole) is Payloads or are_plain(records)):
-                known = _known(lane, job, records, low, grant, marked)
-                records = [known[n].payload if n in known else record for n, record in enumerate(records, low)]
-            leased.append(LeasedRun(grant, low, records, known))  # type: ignore[arg-type]
+    for chunk, low, high, created in partition.chunks.pieces_of(runs):
+        whole = job.records[chunk]
+        records = whole[low - chunk : high - chunk]
+        grant = _chunk_grant(lane, job, created, deadline)
+        known: dict[int, LeasedFields] = {}
+        plain = type(whole) is Payloads or are_plain(records)
+        if not plain or (marked and not marked.isdisjoint(range(low, high))):
+            known = _known(lane, job, records, low, grant, marked)
+            records = [known[n].payload if n in known else record for n, record in enumerate(records, low)]
+        leased.append(LeasedRun(grant, low, records, known))  # type: ignore[arg-type]
     return leased
 
 

@@ -24,8 +24,10 @@ from millpond.history.format import (
     Event,
     Record,
     decode_entry,
+    items_in,
     numbers_of,
     run_of,
+    run_span,
     runs_of,
 )
 from millpond.model import DeadReason, State
@@ -84,7 +86,7 @@ class Hold(msgspec.Struct, array_like=True):
 
     @property
     def items(self) -> int:
-        return sum([(run & _COUNT_MASK) + 1 for run in self.runs])
+        return items_in(self.runs)
 
 
 class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -242,25 +244,18 @@ class Partition:
             self.ready.remove(self.priorities.get(first, 0), run)
             self.leased.add(first, count, lease)
             self.lease_timers.push(deadline, run)
-            self._count("leased", count)
+        self._count("leased", items_in(runs))
 
     def on_completed(self, client: str, pairs: Sequence[int], keep_until: int, with_result: int) -> None:
         """`pairs`: run, grant, run, grant, … in the order of completion; `with_result`: the item that has one."""
-        for run in pairs[::2]:
-            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
-            self.leased.remove(first, count)
-            if self.cancel_asked:
-                self.cancel_asked.difference_update(range(first, first + count))
-            if not keep_until:
-                self._end(first, count)
-            else:
-                for number in range(first, first + count):
-                    self._delivered(number, attempted=True)
-                self._finish(first, count, keep_until << 1)
-                self._drop_states(first, count)
-                if first <= with_result < first + count:
-                    self.documents[with_result] = self.documents.get(with_result, 0) | HAS_RESULT
-            self._count("completed", count)
+        runs = pairs[::2]
+        for run in runs:
+            self.leased.remove(run >> RUN_BITS, (run & _COUNT_MASK) + 1)
+        if self.cancel_asked:
+            self.cancel_asked.difference_update(numbers_of(runs))
+        self._complete(runs, keep_until)
+        if with_result >= 0 and any(with_result in run_span(run) for run in runs):
+            self.documents[with_result] = self.documents.get(with_result, 0) | HAS_RESULT
 
     def on_retried(self, client: str, number: int, due: int, deferred: bool, error: str | None) -> None:
         """`due` 0: leasable at once, at the tail."""
@@ -501,7 +496,7 @@ class Partition:
     def on_unclaimed(self, nonce: bytes, runs: Sequence[int]) -> None:
         """The last of a claim's items, or all of them, back to where they were: the head."""
         hold = self.claims[nonce]
-        hold.runs = _without_tail(hold.runs, sum([(run & _COUNT_MASK) + 1 for run in runs]))
+        hold.runs = _without_tail(hold.runs, items_in(runs))
         if not hold.runs:
             del self.claims[nonce]
         for run in reversed(runs):
@@ -513,16 +508,8 @@ class Partition:
         """The claim is over: these are done, and the others have left it by a verdict."""
         del self.claims[nonce]
         for run in runs:
-            first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
-            self.claimed.remove(first, count)
-            if not keep_until:
-                self._end(first, count)
-            else:
-                for number in range(first, first + count):
-                    self._delivered(number, attempted=True)
-                self._finish(first, count, keep_until << 1)
-                self._drop_states(first, count)
-            self._count("completed", count)
+            self.claimed.remove(run >> RUN_BITS, (run & _COUNT_MASK) + 1)
+        self._complete(runs, keep_until)
 
     def on_claim_retried(self, nonce: bytes, owner: str, number: int, due: int, error: str | None) -> None:
         self._leave(State.CLAIMED, [run_of(number, 1)])
@@ -687,6 +674,29 @@ class Partition:
             if self.documents[number] & HAS_STATE:
                 self.documents[number] &= HAS_ERROR | HAS_RESULT
                 self.document_drops.append(number << 2 | STATE_PART)
+
+    def _complete(self, runs: Sequence[int], keep_until: int) -> None:
+        """Nobody holds these any more."""
+        if not keep_until:
+            self._end_all(runs)
+        else:
+            for run in runs:
+                first, count = run >> RUN_BITS, (run & _COUNT_MASK) + 1
+                for number in range(first, first + count):
+                    self._delivered(number, attempted=True)
+                self._finish(first, count, keep_until << 1)
+                self._drop_states(first, count)
+        self._count("completed", items_in(runs))
+
+    def _end_all(self, runs: Sequence[int]) -> None:
+        """As `_end`, but if they have nothing besides their places, as most, that is told once for all of them."""
+        if len(runs) > 1 and not self.moving:
+            columns, numbers = (*self._columns, self.dedup.digests, self.documents), list(numbers_of(runs))
+            if not any(column.has_any(numbers) for column in columns):
+                self.chunk_drops += self.chunks.end_all(runs)
+                return
+        for run in runs:
+            self._end(run >> RUN_BITS, (run & _COUNT_MASK) + 1)
 
     def _end(self, first: int, count: int, *, moved: bool = False) -> None:
         digests, documents = self.dedup.digests, self.documents

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 
-from millpond.history.format import RUN_BITS, RUN_MAX
+from millpond.history.format import RUN_BITS, RUN_MAX, items_in
 
 _COUNT_MASK = RUN_MAX - 1
 _GONE_SLACK = 4_096  # items noted as gone before a sweep is thought of
@@ -97,13 +97,16 @@ class Ready:
     def counts(self) -> dict[int, int]:
         """How many there are of each priority, the best first."""
         runs = self.runs()
-        return {priority: sum([(run & _COUNT_MASK) + 1 for run in runs[priority]]) for priority in runs}
+        return {priority: items_in(runs[priority]) for priority in runs}
 
     def remove(self, priority: int, run: int) -> None:
         """Take these items out: from the head in fact, from elsewhere by noting that they are gone."""
         queue = self._queues[priority]
         first, left = run >> RUN_BITS, (run & _COUNT_MASK) + 1
         self.count -= left
+        if not self._gone and queue and queue[0] == run:  # the usual case
+            queue.popleft()
+            left = 0
         while left:
             if self._gone:
                 self._skip_gone(queue)
@@ -131,7 +134,7 @@ class Ready:
         ready = cls()
         for priority, queue in runs.items():
             ready._queue(priority).extend(queue)
-            ready.count += sum((run & _COUNT_MASK) + 1 for run in queue)
+            ready.count += items_in(queue)
         return ready
 
     def _queue(self, priority: int) -> deque[int]:
