@@ -240,6 +240,36 @@ def test_a_turn_that_failed_does_not_come_back_in_the_place_of_its_successor(tmp
         assert find(target, work, "full") == 3
 
 
+@pytest.mark.parametrize("operations", range(22, 28))
+def test_what_an_opening_failed_to_make_durable_is_not_moved_into_the_file(operations: int, tmp_path: Path) -> None:
+    """A close would move SQLite's log there, of which failed syncs have left a part in memory only."""
+    work, root = Work(Random(operations)), tmp_path / "before"
+    root.mkdir()
+    disk = PowerCutDisk(root)
+    with stores_on(disk) as stores:
+        store = stores.open("incarnation", 0, "full")
+        store.recover()
+        for _ in range(8):
+            store.commit(work.next())
+        store.close()
+        store.recover()
+        for _ in range(3):
+            store.commit(work.next())
+        disk.fail_syncs = 3  # the commit's, that of the clean-up, and that of the opening
+        with pytest.raises(StoreFailed):
+            store.commit(work.next())
+        disk.operations_left = operations
+        with pytest.raises(StoreFailed):
+            store.recover()
+        targets = cuts(disk, tmp_path)
+        disk.operations_left = 0
+        store.close()
+    found = work.turns[:]
+    for target in targets:
+        work.turns = found[:]
+        assert find(target, work, "full") in (11, 12)
+
+
 def test_a_log_that_counts_on_room_is_gone_before_the_room_is(tmp_path: Path) -> None:
     """As a crash may leave one, if room was there when the file was brought up to date."""
     work, root = Work(Random(0)), tmp_path / "before"

@@ -27,6 +27,7 @@ from millpond.store.sqlite_connections import (
     close_quietly,
     connect,
     describe,
+    drop,
     is_full,
     json_array,
     log_of,
@@ -183,7 +184,9 @@ class SqliteStore:
     def close(self) -> None:
         if self._connection is not None and self._descriptor is not None:
             self._empty_log(self._connection)
-            self._give_back_room(self._connection, self._descriptor)
+            if self._give_back_room(self._connection, self._descriptor):
+                connection, self._connection = self._connection, None
+                close_quietly(connection)
         self._abandon()
 
     # ---- inside ----
@@ -191,8 +194,10 @@ class SqliteStore:
     def _abandon(self) -> None:
         """Closes, as after an error: no more is asked of the connection."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            close_quietly(connection)
+        if connection is not None and self._durability == "full":
+            close_quietly(connection)  # all of SQLite's log is durable, but for the turn that failed, if one did
+        elif connection is not None:
+            drop(connection)
         self._log.close()
         self._gathered = Gathered()
         descriptor, self._descriptor = self._descriptor, None
@@ -369,13 +374,14 @@ class SqliteStore:
         used, _ = connection.execute(SQL["pages"]).get
         return os.fstat(descriptor).st_size > int(used) * PAGE_BYTES
 
-    def _give_back_room(self, connection: apsw.Connection, descriptor: int) -> None:
-        """Ten thousand queues that sleep should not hold on to it."""
+    def _give_back_room(self, connection: apsw.Connection, descriptor: int) -> bool:
+        """Ten thousand queues that sleep should not hold on to it. False: the next opening does it."""
         try:
             connection.wal_checkpoint(mode=CHECKPOINT_TO_NOTHING)
             self._cut_back(connection, descriptor)
         except (apsw.Error, OSError):
-            pass  # the next opening does it
+            return False
+        return True
 
     def _cut_back(self, connection: apsw.Connection, descriptor: int) -> None:
         """The file to what is used, unless a log may count on more."""

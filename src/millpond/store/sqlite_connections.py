@@ -92,7 +92,7 @@ def connect(path: Path, upgrades: Sequence[str], durability: str, vfs: str | Non
         if left_unclean:
             settle(connection, path, vfs)
     except BaseException:
-        close_quietly(connection)
+        drop(connection)
         raise
     return connection
 
@@ -145,6 +145,14 @@ def close_quietly(connection: apsw.Connection) -> None:
         connection.close()
     except apsw.Error:
         pass
+
+
+def drop(connection: apsw.Connection) -> None:
+    """Closes it after an error, with SQLite's log left as it is. A close would move that into the file; but after a
+    failed sync it need not be on disk, and a power cut in between would leave a part of it.
+    """
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    close_quietly(connection)
 
 
 def json_array(rows: Sequence[Any]) -> str | None:
