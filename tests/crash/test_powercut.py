@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -268,6 +268,40 @@ def test_what_an_opening_failed_to_make_durable_is_not_moved_into_the_file(opera
     for target in targets:
         work.turns = found[:]
         assert find(target, work, "full") in (11, 12)
+
+
+@pytest.mark.parametrize("operations", range(26, 34))
+def test_what_a_checkpoint_failed_to_make_durable_is_not_moved_into_the_file(
+    operations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of a relaxed turn is synced before. Else a power cut would damage also what had long been durable."""
+    monkeypatch.setattr(sqlite, "CHECKPOINT_PAGES", 10)
+    work, root = Work(Random(operations - 20)), tmp_path / "before"
+    root.mkdir()
+    disk = PowerCutDisk(root)
+    with stores_on(disk) as stores:
+        store = stores.open("incarnation", 0, "full")
+        store.recover()
+        for _ in range(8):
+            store.commit(work.next())
+        store.close()
+        store = stores.open("incarnation", 0, "relaxed")
+        store.recover()
+        store.commit(work.next())
+        disk.fail_syncs = 1  # a checkpoint's
+        with suppress(StoreFailed):
+            while disk.fail_syncs:
+                store.commit(work.next())
+            disk.operations_left = operations
+            while True:
+                store.commit(work.next())
+        targets = cuts(disk, tmp_path)
+        disk.operations_left = 0
+        store.close()
+    found = work.turns[:]
+    for target in targets:
+        work.turns = found[:]
+        assert find(target, work, "full") >= 8
 
 
 def test_a_log_that_counts_on_room_is_gone_before_the_room_is(tmp_path: Path) -> None:

@@ -394,8 +394,10 @@ class SqliteStore:
         self._room_pages = self._logged_pages = 0
         try:
             connection.wal_checkpoint(mode=CHECKPOINT if self._reserve.held else CHECKPOINT_TO_NOTHING)
-        except apsw.Error:
-            pass  # the turn is in the log, and safe; a later checkpoint moves it
+        except apsw.Error as problem:
+            if self._durability != "full" and not is_full(problem, connection):
+                raise  # the log may be in memory only, and the next checkpoint would take it for durable
+            # The turn is in the log, and safe; a later checkpoint moves it.
 
     def _shrink(self, connection: apsw.Connection) -> None:
         """Gives the disk back what a long backlog took, once it is drained and the partition is opened again."""
