@@ -15,8 +15,8 @@ from random import Random
 import apsw
 import pytest
 
-from millpond.store import bulk, sqlite, turnlog
-from millpond.store.base import Chunk, Recovered, Store, StoreFailed, Stores, Trim, Turn
+from millpond.store import bulk, sqlite, sqlite_connections, turnlog
+from millpond.store.base import Chunk, Recovered, Store, StoreFailed, StoreFull, Stores, Trim, Turn
 from millpond.store.memory import MemoryStores
 from millpond.store.sqlite import SqliteStores
 from tests.crash.powercut import PowerCutDisk, Truncate, Write, power_cut_vfs
@@ -302,6 +302,40 @@ def test_what_a_checkpoint_failed_to_make_durable_is_not_moved_into_the_file(
     for target in targets:
         work.turns = found[:]
         assert find(target, work, "full") >= 8
+
+
+def test_what_an_opening_had_no_room_to_make_durable_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where to write over a file takes room too, as with copy on write."""
+
+    def full(*_: object) -> None:
+        raise apsw.FullError("database or disk is full")
+
+    disk = PowerCutDisk(tmp_path / "before")
+    with stores_on(disk) as stores:
+        store = stores.open("incarnation", 0, "full")
+        store.recover()
+        store.commit(Turn(number=1, at=1, events=b"", chunks=[Chunk(1, 1, bytes(400_000))]))
+        store.commit(Turn(number=2, at=2, events=b"", chunk_drops=[1], snapshot=b"state"))
+        store.close()
+        store.recover()  # what is free in the file is room enough: none is allocated at its end
+        store.commit(Turn(number=3, at=3, events=b""))
+        disk.fail_syncs = 2  # the commit's and that of the clean-up
+        with pytest.raises(StoreFailed):
+            store.commit(Turn(number=4, at=4, events=b""))
+        disk.fail_syncs = 0
+        known = 0
+        with monkeypatch.context() as patch, suppress(StoreFull):
+            patch.setattr(sqlite_connections, "write_again", full)
+            known = last_turn(store.recover())
+        targets = cuts(disk, tmp_path)
+        assert last_turn(store.recover()) == 4
+        store.close()
+    for target in targets:
+        store = SqliteStores(target, reserve_bytes=RESERVE_BYTES).open("incarnation", 0, "full")
+        assert last_turn(store.recover()) >= max(known, 3)
+        store.close()
 
 
 def test_a_log_that_counts_on_room_is_gone_before_the_room_is(tmp_path: Path) -> None:

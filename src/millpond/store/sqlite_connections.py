@@ -112,13 +112,13 @@ def upgrade(connection: apsw.Connection, path: Path, upgrades: Sequence[str]) ->
 
 def settle(connection: apsw.Connection, path: Path, vfs: str | None) -> None:
     """Makes durable what a crash or a failed commit left in the log, which may be in memory only."""
+    write_again(log_of(path), vfs)
     try:
-        write_again(log_of(path), vfs)
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     except apsw.Error as problem:
         if not is_full(problem, connection):
             raise
-        # The log is synced, if there was no room to move it into the file.
+        # There was no room to move it into the file, but it is synced.
 
 
 def write_again(path: Path, vfs: str | None) -> None:
