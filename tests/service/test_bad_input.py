@@ -350,6 +350,47 @@ def test_any_kind_of_bytes_is_a_payload(kind: Callable[[bytes], Any], case: Case
     assert [item.payload for item in case.pond.lease("letters", batch=2)] == [b"bare", b"within"]
 
 
+class Text(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "not what it is"
+
+
+class Whole(int):
+    pass
+
+
+class Raw(bytes):
+    pass
+
+
+def test_kinds_of_strings_numbers_and_bytes_are_taken_for_what_they_are(case: Case) -> None:
+    """As members of an enum or NumPy's values: the journal and the registry take none of these by themselves."""
+    pond, text = case.pond, Text("text")
+    pond.create_queue(text, reference=text, max_attempts=Whole(3), dead=Text("keep"), durability=Text("full"))
+    pond.update_queue(text, reference=text, dead_queue=Text("letters"))
+    item = NewItem(payload=Raw(b"raw"), id=text, key=text, kind=text, encoding=text, reference=text)
+    item.priority, item.max_attempts, item.correlation_id = Whole(2), Whole(4), text
+    [produced] = pond.produce(text, [item], request_id=text)
+    assert type(produced.id) is str
+    [leased] = pond.lease(text, client_id=text, batch=Whole(1))
+    assert (leased.payload, leased.id, leased.key, leased.kind, leased.correlation_id) == (b"raw", *["text"] * 4)
+    assert (leased.encoding, leased.reference, leased.priority) == ("text", "text", 2)
+    assert pond.retry([Retry(lease=Text(leased.lease), error=text, intent=cast(Any, Text("defer")))])[0].ok
+    assert pond.bury(text, [text], reason=Text("rejected"), error=text)[0].ok
+    pond.redrive("letters", filter={"kind": text})
+    assert pond.claim("batches", text, owner=text).items == 1
+    assert pond.stage("batches", text, text, [Raw(b"raw")]).items == 1
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_payload_whose_memory_was_released_is_refused(inside: bool, case: Case) -> None:
+    view = memoryview(b"gone")
+    view.release()
+    case.refuses(lambda: case.call("produce", items=[NewItem(payload=view) if inside else view]), InvalidRequest)
+
+
 EAST = timezone(timedelta(hours=14))
 BAD_INSTANTS = [
     *(datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=EAST)),

@@ -67,7 +67,12 @@ def queue_name(value: Any) -> str:
             f"{shown!r} is not a queue name; use parts of letters, digits, '.', '_' and '-' joined by '/', none of"
             " them '.' or '..'"
         )
-    return value
+    return plain(value)
+
+
+def plain(value: str) -> str:
+    """Of a kind of string (an enum's member, one of numpy's) the string: the journal and the registry take no other."""
+    return value if type(value) is str else str.__str__(value)
 
 
 def integer(value: Any, name: str, low: int, high: int) -> int:
@@ -75,7 +80,7 @@ def integer(value: Any, name: str, low: int, high: int) -> int:
         raise InvalidRequest(f"{name} is {_type(value)}; give a whole number from {low} to {high}")
     if not low <= value <= high:
         raise InvalidRequest(f"{name} is {_number(value)}; use {low} to {high}")
-    return value
+    return int(value)
 
 
 def string(value: Any, name: str, limit: int = STRING_MAX) -> str:
@@ -84,7 +89,7 @@ def string(value: Any, name: str, limit: int = STRING_MAX) -> str:
     if len(value) > limit:
         raise InvalidRequest(f"{name} has {len(value)} characters; use at most {limit}")
     _utf8(value, name)
-    return value
+    return plain(value)
 
 
 def boolean(value: Any, name: str) -> bool:
@@ -98,7 +103,7 @@ def one_of(value: Any, name: str, choices: Sequence[str]) -> str:
         near = get_close_matches(value[:STRING_MAX], choices, 1) if isinstance(value, str) else []
         hint = f"did you mean {str(near[0])!r}?" if near else f"use one of {', '.join(choices)}"
         raise InvalidRequest(f"{name} is {shown(value)}; {hint}")
-    return str(value)
+    return plain(value)
 
 
 def duration_ms(value: Any, name: str, *, low: int = 0, high: int = DURATION_MAX_MS) -> int:
@@ -221,16 +226,16 @@ def _record(item: Any, now: int, index: int) -> bytes | Record:
     if isinstance(item, str):
         return _utf8(item, f"items[{index}]")
     if isinstance(item, bytes | bytearray | memoryview):
-        return bytes(item)
+        return _bytes(item, f"items[{index}]")
     if not isinstance(item, NewItem):
         raise InvalidRequest(f"items[{index}] is {_type(item)}; give bytes, a string or a NewItem")
     where = f"items[{index}]."
     payload: Any = item.payload
     if isinstance(payload, str):
         payload = _utf8(payload, where + "payload")
-    elif isinstance(payload, bytearray | memoryview):
-        payload = bytes(payload)
-    elif not isinstance(payload, bytes):
+    elif isinstance(payload, bytes | bytearray | memoryview):
+        payload = _bytes(payload, where + "payload")
+    else:
         raise InvalidRequest(f"{where}payload is {_type(payload)}; give bytes or a string")
     if item.group is not None:
         raise NotBuilt(f"{where}group: groups are not built yet; leave it out")
@@ -258,6 +263,13 @@ def _record(item: Any, now: int, index: int) -> bytes | Record:
     )
 
 
+def _bytes(value: bytes | bytearray | memoryview, name: str) -> bytes:
+    try:
+        return bytes(value)
+    except ValueError as error:
+        raise InvalidRequest(f"{name} cannot be read ({error}); produce it before its memory is released") from None
+
+
 def _enqueue_at(item: NewItem, where: str, now: int) -> int:
     if item.delay is not None and item.enqueue_at is not None:
         raise InvalidRequest(f"{where}delay and {where}enqueue_at exclude each other; give one")
@@ -279,7 +291,7 @@ def _matching(value: Any, name: str, pattern: re.Pattern[str]) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
         allowed = "letters, digits and '._:-'" if pattern is _ID else "printable ASCII"
         raise InvalidRequest(f"{name} is {shown(value)}; use 1 to 128 characters of {allowed}")
-    return value
+    return plain(value)
 
 
 def request_id(value: Any) -> str:
@@ -440,11 +452,10 @@ def redrive_filter(value: Any) -> RedriveFilter:
         value = {name: wanted for name, wanted in msgspec.structs.asdict(value).items() if wanted is not None}
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"filter is {_type(value)}; give a RedriveFilter or a mapping")
-    fields = RedriveFilter.__struct_fields__
+    fields, checked = RedriveFilter.__struct_fields__, {}
     for name, wanted in value.items():
-        one_of(name, "a filter's field", fields)
-        string(wanted, f"filter.{name}")
-    return RedriveFilter(**value)
+        checked[one_of(name, "a filter's field", fields)] = string(wanted, f"filter.{name}")
+    return RedriveFilter(**checked)
 
 
 def rate(value: Any) -> float | None:
