@@ -490,7 +490,8 @@ def test_queues_that_were_awake_in_a_crash_are_woken_at_open(tmp_path: Path, clo
             shutil.copytree(tmp_path / "data", crashed)  # what a crash at this moment would leave
 
     async def second(died: bool) -> None:
-        async with AsyncPond(crashed, clock=clock) as pond:
+        directory = shutil.copytree(crashed, tmp_path / f"died {died}")  # a clean close would leave nothing to wake for
+        async with AsyncPond(directory, clock=clock) as pond:
             if died:
                 [letter] = await pond.lease("letters", wait="15m")
                 assert letter.text == "x"
