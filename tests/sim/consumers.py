@@ -327,7 +327,7 @@ class Consumers:
         return ask
 
     def _clear(self) -> Ask:
-        choices = [State.READY, State.SCHEDULED, State.RETRYING, State.DEAD, State.COMPLETED, State.CANCELLED]
+        choices = [state for state in State if state != State.CLAIMED]
         states = self.rng.sample(choices, self.few(3))
         ask = self.ask(asks.CLEAR, Clear(states))
         ask.states = [str(state) for state in states]

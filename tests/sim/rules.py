@@ -253,8 +253,10 @@ class Partition:
             self.broken(f"nobody asked to clear what is {state}")
         for number in numbers_of(runs):
             item = self.item(number)
-            if item.state != state or item.moving_to is not None or state == LEASED:
+            if item.state != state or item.moving_to is not None:
                 self.broken(f"{item} was cleared as {state}")
+            if item.lease is not None:
+                end_lease(item.lease, "cleared")
             self.to(item, GONE)
             for ask in asks:
                 ask.cleared[state] = ask.cleared.get(state, 0) + 1
