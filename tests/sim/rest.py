@@ -32,6 +32,9 @@ def check_rest(live: Live, known: Queue, now: int, busy: bool) -> None:
         if all(lane.free and not lane.partition.carried for lane in lanes):  # a name on its way holds up a publish
             for left in known.decisions.left():
                 raise Violation(f"{live.name} is at rest, but {left}")
+        for index, lane in live.queue.state.lanes.items():
+            if lane.free:
+                known.partitions[index].check_wake(live.wake)
         for request, ask in live.flying.items():
             if isinstance(request, Lease) and request.until <= now and not request.parts:
                 raise Violation(f"{live.name}, {ask} was to be answered at {request.until}; it is {now}")

@@ -143,6 +143,13 @@ class Partition:
                 self.broken(f"{grant.item} is leased to {grant.client.name}, who was not given it, or has gone")
         self.orphans.clear()
 
+    def check_wake(self, wake: int | None) -> None:
+        """To be called when the queue is at rest: it must not sleep beyond the first instant at which it has to act."""
+        if self.alarms:
+            at, _, item = self.alarms[0]
+            if (wake is None or wake > at) and item.partition is self and not item.carried and at in _bounds(item):
+                self.broken(f"the queue sleeps until {wake}, and {item} needs it by {at}")
+
     def ready_count(self) -> int:
         """Those that can be leased."""
         return sum(map(len, self.ready.values()))
@@ -473,6 +480,18 @@ class Partition:
 
     def alarm(self, at: int, item: Item) -> None:
         heappush(self.alarms, (at, next(self._order), item))
+
+
+def _bounds(item: Item) -> tuple[int, ...]:
+    """By when something must have been done to it."""
+    if item.state == LEASED:
+        return () if item.lease is None else (item.lease.deadline,)
+    if item.state in (COMPLETED, CANCELLED):
+        return (item.kept_until + EXPIRY_SLACK_MS,)
+    expiry = item.expire_deadline + EXPIRY_SLACK_MS
+    if item.state in (SCHEDULED, RETRYING):
+        return item.due, expiry
+    return (expiry,) if item.state in WAITING else ()
 
 
 JUDGES: dict[int, Callable[..., None]] = {

@@ -30,6 +30,7 @@ from millpond.queue.partition import Partition
 from millpond.queue.ready import Ready
 from millpond.queue.requests import Forget
 from millpond.queue.state import QueueState
+from millpond.queue.timers import NEVER
 from millpond.queue.tokens import Token
 from tests.sim.run import run_seed
 
@@ -81,6 +82,15 @@ def waiters_are_not_woken_by_what_falls_due(patch: Patch) -> None:
 
 def timers_do_not_wake_the_queue(patch: Patch) -> None:
     patch.setattr(logical, "next_wake", lambda partition: None)
+
+
+def deadlines_of_items_do_not_wake_the_queue(patch: Patch) -> None:
+    def deaf(partition: Partition) -> int | None:
+        heard = [timers.next_at for timers in partition.timers if timers is not partition.expiry_timers]
+        at = min(partition.chunks.next_deadline() or NEVER, *heard)
+        return at if at < NEVER else None
+
+    patch.setattr(logical, "next_wake", deaf)
 
 
 def any_token_of_an_item_is_as_good_as_another(patch: Patch) -> None:
@@ -275,6 +285,7 @@ BUGS: list[Callable[[Patch], Any]] = [
     items_of_callers_who_left_stay_leased,
     waiters_are_not_woken_by_what_falls_due,
     timers_do_not_wake_the_queue,
+    deadlines_of_items_do_not_wake_the_queue,
     any_token_of_an_item_is_as_good_as_another,
     the_last_comes_first,
     failed_commits_are_acknowledged,
