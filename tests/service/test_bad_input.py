@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -382,6 +383,17 @@ def test_kinds_of_strings_numbers_and_bytes_are_taken_for_what_they_are(case: Ca
     pond.redrive("letters", filter={"kind": text})
     assert pond.claim("batches", text, owner=text).items == 1
     assert pond.stage("batches", text, text, [Raw(b"raw")]).items == 1
+
+
+def test_a_kind_of_string_names_a_queue_in_the_registry_too(tmp_path: Path) -> None:
+    with millpond.open(tmp_path) as pond:
+        name = Text("text")
+        pond.create_queue(name, reference=Text("mine"))
+        assert pond.clear(name, [Text("ready")]) == {"ready": 0}
+        assert pond.redrive(name, filter={Text("kind"): Text("a")}).moved == 0
+        assert pond.audit(name).entries[0].action == "redrive done"
+    with millpond.open(tmp_path) as pond:
+        assert pond.queue_info(name).reference == "mine"
 
 
 @pytest.mark.parametrize("inside", [False, True])

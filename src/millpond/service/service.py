@@ -429,7 +429,8 @@ class Service:
         self, queue: str, action: str, detail: dict[str, Any], request: Request, told: Callable[[Any], dict[str, Any]]
     ) -> Any:
         """Into the audit log before it is begun, and how it went: of one that a crash cut short, that it was begun."""
-        await self._manager.runner(validate.queue_name(queue))
+        queue = validate.queue_name(queue)
+        await self._manager.runner(queue)
         await self._manager.note(queue, action, detail)
         try:
             done = await self._ask(queue, request)
