@@ -336,6 +336,49 @@ def test_a_full_disk_makes_the_log_give_its_room_back(store: Store, folder: Path
     assert numbers(store.recover()) == [1, 2, 3, 4]
 
 
+def two_stores(path: Path) -> list[Store]:
+    stores = SqliteStores(path, reserve_bytes=RESERVE_BYTES, turns_before=0)
+    return [stores.open("incarnation", partition, "full") for partition in range(2)]
+
+
+def logs(path: Path) -> list[str]:
+    return [name for name in files(path / "queues" / "incarnation") if name.endswith("-turns")]
+
+
+def test_so_many_partitions_have_a_log_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "LOGS_MAX", 1)
+    monkeypatch.setattr(sqlite, "TURNS_BEFORE", 1)
+    first, second = both = two_stores(tmp_path)
+    for store in both:
+        store.recover()
+        store.commit(turn(1))
+    assert logs(tmp_path) == ["0.db-turns"]
+    first.close()
+    for number in range(2, 4):
+        second.commit(turn(number))
+    assert logs(tmp_path) == ["1.db-turns"]
+    second.close()
+
+
+def test_after_a_crash_those_beyond_that_go_when_the_tables_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tmp_path / "before"
+    for store in two_stores(before):
+        store.recover()
+        store.commit(turn(1))
+        store.commit(turn(2))
+    after = crashed(before)
+    monkeypatch.setattr(sqlite, "LOGS_MAX", 1)
+    both = two_stores(after)
+    for store in both:
+        assert numbers(store.recover()) == [1, 2]
+        store.commit(turn(3, snapshot=b"for the tables"))
+    assert logs(after) == ["0.db-turns"]
+    for store in both:
+        store.close()
+
+
 def test_a_log_that_cannot_be_emptied_at_the_end_is_read_at_the_beginning(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

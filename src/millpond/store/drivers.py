@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Semaphore
 from typing import Protocol, runtime_checkable
 
 from millpond.errors import InvalidRequest
@@ -97,7 +98,8 @@ class PlacedStores(SqliteStores):
             )
 
     def open(self, incarnation: str, partition: int, durability: str) -> Store:
-        return PlacedStore(self._path(incarnation, partition), durability, self._reserve, self.check_mark)
+        path = self._path(incarnation, partition)
+        return PlacedStore(path, durability, self._reserve, self._logs, self.check_mark)
 
     def incarnations(self) -> list[str]:
         self.check_mark()
@@ -108,8 +110,10 @@ class PlacedStores(SqliteStores):
 
 
 class PlacedStore(SqliteStore):
-    def __init__(self, path: Path, durability: str, reserve: Reserve, check_mark: Callable[[], None]) -> None:
-        super().__init__(path, durability, reserve, None)
+    def __init__(
+        self, path: Path, durability: str, reserve: Reserve, logs: Semaphore, check_mark: Callable[[], None]
+    ) -> None:
+        super().__init__(path, durability, reserve, logs)
         self._check_mark = check_mark
 
     def recover(self) -> Recovered:

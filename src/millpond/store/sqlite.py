@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import apsw
@@ -33,7 +34,7 @@ from millpond.store.sqlite_connections import (
     log_of,
     pack,
 )
-from millpond.store.turnlog import TURNS_BEFORE, TURNS_SUFFIX, Gathered, Row, TurnLog
+from millpond.store.turnlog import LOGS_MAX, TURNS_BEFORE, TURNS_SUFFIX, Gathered, Row, TurnLog
 
 CHECKPOINT, CHECKPOINT_TO_NOTHING = apsw.SQLITE_CHECKPOINT_PASSIVE, apsw.SQLITE_CHECKPOINT_TRUNCATE
 CHECKPOINT_PAGES_RELIEVED = 100  # when the reserve is given up, many stores' logs must fit into it
@@ -62,17 +63,18 @@ class SqliteStore:
         path: Path,
         durability: str,
         reserve: Reserve,
-        vfs: str | None,
+        logs: Semaphore,
+        vfs: str | None = None,
         bulk_bytes_min: int = BULK_BYTES_MIN,
         turns_before: int = TURNS_BEFORE,
     ) -> None:
-        """A turn goes into the log only after `turns_before` others since it was opened."""
+        """`logs`: so many more may be made. A turn goes into one after `turns_before` others since it was opened."""
         self._path = path
         self._durability = durability
         self._reserve = reserve
         self._vfs = vfs
         self._bulk = BulkFiles(path, bulk_bytes_min, durable=durability == "full")
-        self._log = TurnLog(path)
+        self._log = TurnLog(path, logs)
         self._turns_before = turns_before
         self._turns_to_log = turns_before  # so many more until there is one
         self._gathered = Gathered()
@@ -312,7 +314,7 @@ class SqliteStore:
         self._gathered, self._gathered_pages = Gathered(), 0
 
     def _log_is_taken(self) -> None:
-        if self._may_log:
+        if self._may_log and self._log.may_stay:
             self._log.begin()
         else:
             self._let_go_of_log()
@@ -497,10 +499,12 @@ class SqliteStores:
         self._bulk_bytes_min = bulk_bytes_min
         self._turns_before = turns_before
         self._reserve = Reserve(self._directory / "reserve", reserve_bytes)
+        self._logs = Semaphore(LOGS_MAX)
 
     def open(self, incarnation: str, partition: int, durability: str) -> Store:
         path = self._path(incarnation, partition)
-        return SqliteStore(path, durability, self._reserve, self._vfs, self._bulk_bytes_min, self._turns_before)
+        ways = self._vfs, self._bulk_bytes_min, self._turns_before
+        return SqliteStore(path, durability, self._reserve, self._logs, *ways)
 
     def _path(self, incarnation: str, partition: int) -> Path:
         name = "decisions" if partition == META_PARTITION else str(partition)

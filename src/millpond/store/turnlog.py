@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
+from threading import Semaphore
 from typing import NamedTuple
 from zlib import crc32
 
@@ -34,6 +35,7 @@ FILE_BYTES = 2 << 20  # measured: what the tables take at a time then costs litt
 TURN_BYTES_MAX = FILE_BYTES // 8  # a larger turn costs the tables little more
 TURNS_MAX = 128  # bounds what is asked of the tables at a time
 TURNS_BEFORE = 64  # since a partition was opened: one that does little needs no such file
+LOGS_MAX = 64  # at a time in a directory: 128 MiB of the disk, and of memory what has gathered in them
 
 _encode = msgspec.msgpack.Encoder(enc_hook=list).encode  # numbers may come as arrays and ranges
 _decode = msgspec.msgpack.Decoder(Turn).decode
@@ -123,8 +125,11 @@ class Gathered:
 class TurnLog:
     """The file of one partition. It is made when there is much to do, and removed when the tables have all of it."""
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, database: Path, places: Semaphore) -> None:
+        """Of the `places`, each log that is to stay takes one."""
         self._database = database
+        self._places = places
+        self.may_stay = False
         self._path = database.with_name(database.name + TURNS_SUFFIX)
         self._descriptor: int | None = None
         self._mark = b""
@@ -149,6 +154,7 @@ class TurnLog:
             self.remove()
             return []
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self.may_stay = self._places.acquire(blocking=False)
         write_all(self._descriptor, [data], 0)  # see write_again in sqlite_connections.py
         os.fdatasync(self._descriptor)
         self._turns = len(turns)
@@ -156,6 +162,9 @@ class TurnLog:
 
     def make(self) -> bool:
         """False if that cannot be done now."""
+        if not self._places.acquire(blocking=False):
+            return False
+        self.may_stay = True
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
             try:
@@ -166,11 +175,11 @@ class TurnLog:
                 sync_directory(self._path.parent)
             except OSError:
                 os.close(descriptor)
-                self.remove()
                 raise
             self._descriptor, self._mark = descriptor, mark
             self.begin()
             return True
+        self.remove()
         return False
 
     def write(self, turn: Turn) -> bool:
@@ -195,6 +204,9 @@ class TurnLog:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+        if self.may_stay:
+            self.may_stay = False
+            self._places.release()
 
     def remove(self) -> None:
         """The tables have all that is here, durably, or there is nothing."""
