@@ -25,8 +25,9 @@ def check(column: Column[int], plain: dict[int, int], rng: Random) -> None:
     assert column.within(first, count) == [n for n in range(first, first + count) if n in plain]
     numbers = sorted(rng.sample(range(first, first + 2 * count), count))
     there = [n for n in numbers if n in plain]
-    assert column.has_any(numbers) or not there
-    assert column.within_all(runs_of(numbers)) == there
+    runs = runs_of(numbers)
+    assert column.has_any(runs, numbers) or not there
+    assert column.within_all(runs) == there
     assert sum(column._counts.values()) == column._in_pages
     assert column.alone.keys().isdisjoint(n for key in column.pages for n in range(key << 8, (key + 1) << 8))
 

@@ -235,11 +235,20 @@ class Chunks:
         bit = number - block.first - block.offsets[index]
         return bit < block.counts[index] and not self._ended.get(number - bit, 0) >> bit & 1
 
-    def live_numbers(self, first: int) -> list[int]:
+    def live_numbers(self, first: int) -> Sequence[int]:
         """The items of a chunk that have not ended."""
-        ended = self._ended.get(first, 0)
-        span = self.span(first)
-        return [number for number in span if not ended >> (number - first) & 1] if ended else list(span)
+        return [first + place for place in self.live_places(first)] if first in self._ended else self.span(first)
+
+    def live_places(self, first: int) -> list[int]:
+        """The same by their places in the chunk."""
+        size, places = len(self.span(first)), list[int]()
+        left = ((1 << size) - 1) & ~self._ended.get(first, 0)
+        if left.bit_count() * _SPARSE > size:
+            return [place for place in range(size) if left >> place & 1]
+        while left:
+            places.append(left.bit_length() - 1)
+            left ^= 1 << places[-1]
+        return places[::-1]
 
     def walk(self, after: int) -> Iterator[int]:
         """All the items above `after` that have not ended, by number."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-from millpond.history.format import RUN_BITS, RUN_MAX, numbers_of
+from millpond.history.format import RUN_BITS, RUN_MAX, numbers_of, run_span
 
 _COUNT_MASK = RUN_MAX - 1
 _PAGE_BITS = 8
@@ -23,6 +23,7 @@ _WORTH = 32  # entries for which a page is made: it is as large as so many in th
 _THIN = 16  # entries below which it is given up again: half of that, so that a page does not come and go
 _SETTLE = 1_024  # new entries in the dict after which neighbours are looked for among them
 _SAMPLE = 4  # one in so many of them is looked at
+_APART = 8  # pages between runs for which each is looked at by itself
 _NOTHING = -1 << 63  # in a page of ints: no entry; no value is so low
 
 # Many items that are alone have been tried the same few times: let them share the int that says so.
@@ -137,13 +138,13 @@ class Column(Generic[T]):
 
     # ---- neighbours ---------------------------------------------------------------------------------------
 
-    def has_any(self, numbers: Sequence[int]) -> bool:
-        """Whether one of these may have an entry; if not, that is told at once, however many they are."""
+    def has_any(self, runs: Sequence[int], numbers: Iterable[int]) -> bool:
+        """Whether one of the `numbers` in these runs may have an entry; if not, that is told at once for all of them."""
         if self.pages:
-            low, high = min(numbers) >> _PAGE_BITS, max(numbers) >> _PAGE_BITS
-            if high - low > len(numbers) or not self.pages.keys().isdisjoint(range(low, high + 1)):
+            low, high = (run_span(run)[place] >> _PAGE_BITS for run, place in ((min(runs), 0), (max(runs), -1)))
+            if high - low > _APART * len(runs) or not self.pages.keys().isdisjoint(range(low, high + 1)):
                 return True
-        return not self.alone.keys().isdisjoint(numbers)
+        return bool(self.alone) and not self.alone.keys().isdisjoint(numbers)
 
     def within(self, first: int, count: int) -> list[int]:
         """Those of these neighbours that have an entry, in order. What lies between them costs next to nothing."""
@@ -168,7 +169,7 @@ class Column(Generic[T]):
 
     def within_all(self, runs: Sequence[int]) -> list[int]:
         """The same of several runs."""
-        if not (self.pages or self.alone) or (len(runs) > 1 and not self.has_any(list(numbers_of(runs)))):
+        if not (self.pages or self.alone) or (len(runs) > 1 and not self.has_any(runs, numbers_of(runs))):
             return []
         return [number for run in runs for number in self.within(run >> RUN_BITS, (run & _COUNT_MASK) + 1)]
 

@@ -40,8 +40,9 @@ class RewritePart(Part):
         lane.compacting = False
         if self._first not in chunks.sparse:
             return
-        numbers, live = chunks.span(self._first), set(chunks.live_numbers(self._first))
-        records = [record if number in live else None for number, record in zip(numbers, self._records, strict=True)]
+        records: Records = [None] * len(self._records)
+        for place in chunks.live_places(self._first):
+            records[place] = self._records[place]
         lane.draft.chunks.append(Chunk(self._first, len(records), encode_records(records)))
         lane.bodies.drop(self._first)
         chunks.rewritten(self._first)

@@ -692,7 +692,7 @@ class Partition:
         """As `_end`, but if they have nothing besides their places, as most, that is told once for all of them."""
         if len(runs) > 1 and not self.moving:
             columns, numbers = (*self._columns, self.dedup.digests, self.documents), list(numbers_of(runs))
-            if not any(column.has_any(numbers) for column in columns):
+            if not any(column.has_any(runs, numbers) for column in columns):
                 self.chunk_drops += self.chunks.end_all(runs)
                 return
         for run in runs:
