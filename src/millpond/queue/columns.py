@@ -139,7 +139,7 @@ class Column(Generic[T]):
     # ---- neighbours ---------------------------------------------------------------------------------------
 
     def has_any(self, runs: Sequence[int], numbers: Iterable[int]) -> bool:
-        """Whether one of the `numbers` in these runs may have an entry; if not, that is told at once for all of them."""
+        """Whether one of the `numbers` in these runs may have an entry; if not, that is told at once for all."""
         if self.pages:
             low, high = (run_span(run)[place] >> _PAGE_BITS for run, place in ((min(runs), 0), (max(runs), -1)))
             if high - low > _APART * len(runs) or not self.pages.keys().isdisjoint(range(low, high + 1)):
