@@ -171,7 +171,7 @@ def test_a_job_is_ended_when_its_lease_can_no_longer_be_kept() -> None:
             await put(pond, task())
             away = Away(pond)
             executor = FakeExecutor()
-            async with at_work(worker_on(away, executor, lease_timeout=2)):  # a look, 125 ms, early
+            async with at_work(worker_on(away, executor, lease_timeout=2)):  # a look, 125 ms, early at least
                 job = await executor.next()
                 away.away = {"extend", "lease"}
                 assert await executor.next_ended() == (job, "lease_lost")

@@ -49,6 +49,6 @@ class Leases:
         return found
 
     def lost(self, now: float) -> list[Running]:
-        """Those whose deadline passes before the next look: rather early than late."""
-        latest = now + self.look_every
+        """Those whose deadline passes before the look after the next: rather early than late, as that may be late."""
+        latest = now + 2 * self.look_every
         return [job for job in self._held if job.deadline <= latest and job.ending != "lease_lost"]
