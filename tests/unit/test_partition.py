@@ -30,3 +30,17 @@ def test_ended_items_do_not_leave_their_timers_behind() -> None:
     pond.run()
     assert partition.ready.count == 0
     assert partition.expiry_timers.count <= 5_000
+
+
+def test_only_the_timers_that_are_stale_are_set_again() -> None:
+    """Of the others there may be a million."""
+    partition = Partition("incarnation", 0)
+    partition.waiting[1] = 500 << 1
+    for _ in range(2):
+        partition.due_timers.push(500, run_of(1, 1))
+    for number in range(1, 6_000):
+        partition.lease_timers.push(500, run_of(number, 1))
+    partition.shed_stale_timers()
+    assert [timers.count for timers in partition.timers] == [0, 2, 0, 0]
+    partition.set_timers()
+    assert [timers.count for timers in partition.timers] == [0, 1, 0, 0]

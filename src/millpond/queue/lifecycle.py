@@ -19,8 +19,8 @@ from millpond.queue.timers import NEVER, RUN_MASK, STALE_SLACK
 def run_lifecycle(queue: QueueState, lane: Lane, now: int) -> None:
     partition = lane.partition
     for timers in partition.timers:
-        if timers.count > STALE_SLACK and _has_stale_timers(partition):
-            shed_stale(partition)
+        if timers.count > STALE_SLACK:
+            partition.shed_stale_timers()
             break
     if partition.lease_timers.next_at <= now:
         _end_due_leases(queue, lane, now)
@@ -43,18 +43,8 @@ def next_wake(partition: Partition) -> int | None:
     return at if at < NEVER else None
 
 
-def _has_stale_timers(partition: Partition) -> bool:
-    """Items that ended leave their entries behind: not for long, or work that is done would fill the memory."""
-    return (
-        partition.lease_timers.stale(len(partition.leased))
-        or partition.due_timers.stale(len(partition.waiting))
-        or partition.expiry_timers.stale(len(partition.expiries))
-        or partition.finish_timers.stale(len(partition.finished))
-    )
-
-
 def shed_stale(partition: Partition) -> None:
-    """After this `next_wake` is exact. It takes as long as there are items with a time of their own."""
+    """After this `next_wake` is exact."""
     partition.set_timers()
     partition.chunks.shed_stale()
 

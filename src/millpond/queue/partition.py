@@ -194,17 +194,33 @@ class Partition:
         self.dedup.uncommitted.clear()
 
     def set_timers(self) -> None:
-        """All the timers, from the columns: after this none is stale."""
+        """All the timers: after this none is stale. It takes as long as there are items with a time of their own."""
+        self._set_lease_timers()
+        for timers, column, bits in self._timed():
+            _set(timers, column, bits)
+
+    def shed_stale_timers(self) -> None:
+        """Those only that are stale: items that ended leave their entries behind, and work that is done would fill the
+        memory."""
+        if self.lease_timers.stale(len(self.leased)):
+            self._set_lease_timers()
+        for timers, column, bits in self._timed():
+            if timers.stale(len(column)):
+                _set(timers, column, bits)
+
+    def _timed(self) -> Iterable[tuple[Timers, IntColumn, int]]:
+        """With the bits of a value below its instant."""
+        return (
+            (self.due_timers, self.waiting, 1),
+            (self.expiry_timers, self.expiries, 0),
+            (self.finish_timers, self.finished, 1),
+        )
+
+    def _set_lease_timers(self) -> None:
         spans = list(self.leased.spans())
         self.lease_timers.rebuild(
             [lease.deadline for _, _, lease in spans], [run_of(n, count) for n, count, _ in spans]
         )
-        for timers, column, bits in (
-            (self.due_timers, self.waiting, 1),
-            (self.expiry_timers, self.expiries, 0),
-            (self.finish_timers, self.finished, 1),
-        ):
-            timers.rebuild([at >> bits for at in column.values()], [n << RUN_BITS for n in column.numbers()])
 
     # ---- transitions --------------------------------------------------------------------------------------
 
@@ -857,6 +873,10 @@ class Partition:
         """Items that somebody still waits for: what placement and deletion look at."""
         held = len(self.leased) + len(self.claimed)
         return self.ready.count + held + len(self.waiting) + len(self.dead) + len(self.moving)
+
+
+def _set(timers: Timers, column: IntColumn, bits: int) -> None:
+    timers.rebuild([at >> bits for at in column.values()], [n << RUN_BITS for n in column.numbers()])
 
 
 def _without_tail(runs: list[int], count: int) -> list[int]:
