@@ -115,6 +115,7 @@ def test_the_room_of_completed_items_is_used_again(store: Store) -> None:
         store.commit(producing(number))
 
 
+@pytest.mark.slow
 def test_all_partitions_live_on_one_reserve(stores: Stores, disk: FullDisk) -> None:
     opened = [stores.open("incarnation", partition, "full") for partition in range(4)]
     for each in opened:
@@ -131,6 +132,7 @@ def test_all_partitions_live_on_one_reserve(stores: Stores, disk: FullDisk) -> N
         each.close()
 
 
+@pytest.mark.slow
 def test_after_a_crash_all_partitions_live_on_one_reserve(
     stores: Stores, disk: FullDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

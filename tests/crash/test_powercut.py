@@ -216,6 +216,7 @@ def cuts(disk: PowerCutDisk, path: Path) -> list[Path]:
     return targets
 
 
+@pytest.mark.slow
 def test_a_turn_that_failed_does_not_come_back_in_the_place_of_its_successor(tmp_path: Path) -> None:
     """SQLite's log had it and was removed, but that has to be durable before the successor is, in the log of turns."""
     work, root = Work(Random(0)), tmp_path / "before"
@@ -240,6 +241,7 @@ def test_a_turn_that_failed_does_not_come_back_in_the_place_of_its_successor(tmp
         assert find(target, work, "full") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operations", range(22, 28))
 def test_what_an_opening_failed_to_make_durable_is_not_moved_into_the_file(operations: int, tmp_path: Path) -> None:
     """A close would move SQLite's log there, of which failed syncs have left a part in memory only."""
@@ -270,6 +272,7 @@ def test_what_an_opening_failed_to_make_durable_is_not_moved_into_the_file(opera
         assert find(target, work, "full") in (11, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operations", range(26, 34))
 def test_what_a_checkpoint_failed_to_make_durable_is_not_moved_into_the_file(
     operations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ def check(column: Column[int], plain: dict[int, int], rng: Random) -> None:
         assert column.get(number, 7) == plain.get(number, 7)
     first, count = rng.randint(0, 3_000), rng.randint(1, 1_000)
     assert column.within(first, count) == [n for n in range(first, first + count) if n in plain]
-    numbers = sorted(rng.sample(range(first, first + 2 * count), count))
+    numbers = sorted(rng.sample(range(first, first + 2 * count), min(count, 50)))
     there = [n for n in numbers if n in plain]
     runs = runs_of(numbers)
     assert column.has_any(runs, numbers) or not there

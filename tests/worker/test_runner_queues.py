@@ -165,6 +165,7 @@ def test_force_does_not_wait_for_a_pond_that_is_away(monkeypatch: pytest.MonkeyP
     asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_a_job_is_ended_when_its_lease_can_no_longer_be_kept() -> None:
     async def go() -> None:
         async with AsyncPond(":memory:") as pond:
